@@ -1,0 +1,1 @@
+"""The machinery that makes low precision safe, as pure functions: loss scale, clipping, optimizers, the step."""

@@ -1,0 +1,1 @@
+"""Arithmetic on arrays of any format: each operation is the exact result, rounded once."""

@@ -1,0 +1,3 @@
+"""Mixed-precision training on real tensors, through ``AmpEngine``."""
+
+__version__ = "0.1.0"
