@@ -11,6 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers; tests hold the two lists together
+    from mp_reference.amp.loss_scale import (
+        LossScale as LossScale,
+    )
     from mp_reference.spec.formats import (
         BF16 as BF16,
     )
@@ -65,6 +68,7 @@ _MENU = {
     "E2M3FN": "spec.formats",
     "E3M2FN": "spec.formats",
     "E2M1FN": "spec.formats",
+    "LossScale": "amp.loss_scale",
 }
 
 __version__ = "0.1.0"
