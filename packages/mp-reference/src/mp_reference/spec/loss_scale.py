@@ -131,9 +131,7 @@ class LossScalePolicy:
         for name in ("init_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(
-                    f"{name}={value!r} must be a number, got {type(value).__name__}; write 65536.0, not True"
-                )
+                raise TypeError(f"{name}={value!r} must be a number, got {type(value).__name__}; write 65536.0")
             object.__setattr__(self, name, float(value))
         for name in ("growth_interval", "hysteresis", "skip_limit"):
             value = getattr(self, name)
