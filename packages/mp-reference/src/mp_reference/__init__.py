@@ -11,6 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers; tests hold the two lists together
+    from mp_reference.amp.autocast import (
+        autocast as autocast,
+    )
     from mp_reference.amp.loss_scale import (
         LossScale as LossScale,
     )
@@ -69,6 +72,7 @@ _MENU = {
     "E3M2FN": "spec.formats",
     "E2M1FN": "spec.formats",
     "LossScale": "amp.loss_scale",
+    "autocast": "amp.autocast",
 }
 
 __version__ = "0.1.0"

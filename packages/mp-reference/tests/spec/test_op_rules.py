@@ -10,6 +10,7 @@ from mp_reference.spec.op_rules import (
     DEVICES,
     RULES,
     op_rules,
+    overload_of,
     rule_of,
 )
 
@@ -62,6 +63,16 @@ def test_a_rule_is_found_by_short_name_by_overload_or_not_at_all():
     assert rule_of("relu", "cuda") is None
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_listed_overloads_of_one_bare_name_share_a_rule(device):
+    table = op_rules(device)
+    for op, row in table.items():
+        bare = op.split(".")[0]
+        if bare not in table:
+            assert rule_of(bare, device) == row.rule
+            assert table[overload_of(bare, device)].rule == row.rule
+
+
 def test_only_cuda_autocasts_to_fp32():
     assert [device for device, formats in AUTOCAST_FORMATS.items() if "fp32" in formats] == ["cuda"]
     assert set(AUTOCAST_FORMATS) == set(DEVICES)
@@ -80,7 +91,5 @@ def test_a_version_without_two_numbers_is_refused(version):
 
 
 def test_a_version_before_the_first_row_of_a_device_is_refused():
-    with pytest.raises(
-        ValueError, match=r"'2.12' is older than the first release known for cpu, 2.13; ask for"
-    ):
+    with pytest.raises(ValueError, match=r"'2.12' is older than the first release known for cpu, 2.13; ask for"):
         op_rules("cpu", "2.12")

@@ -14,7 +14,10 @@ from mp_reference.spec import sources
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["AUTOCAST_FORMATS", "BANNED_MESSAGES", "DEVICES", "RULES", "OpRule", "op_rules", "rule_of"]
+__all__ = [
+    "AUTOCAST_FORMATS", "BANNED_MESSAGES", "DEVICES", "PROMOTING_ARGUMENTS", "RULES", "OpRule", "op_rules",
+    "overload_of", "rule_of",
+]  # fmt: skip
 
 Rule = Literal["lower_precision_fp", "fp32", "fp32_set_opt_dtype", "fp32_append_dtype", "promote", "banned"]
 """What happens to an op's floating inputs that lie on the device and are not float64.
@@ -45,6 +48,9 @@ BANNED_MESSAGES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Why an op is banned and the way out: one message on all devices."""
+
+PROMOTING_ARGUMENTS: Mapping[str, int] = MappingProxyType({"aten::bilinear": 3})
+"""How many leading arguments take part in a promotion, where not all do: an optional one (a bias) is cast only."""
 
 _PROBED = "2.13"  # the release whose dispatcher was probed on every device; older ones are known from a header
 
@@ -152,12 +158,37 @@ def op_rules(device: str, torch_version: str | None = None) -> Mapping[str, OpRu
     return MappingProxyType({row.op: row for row in held})
 
 
+def overload_of(op: str, device: str) -> str:
+    """The full name of an op on one device.
+
+    Args:
+        op: a name with or without ``aten::`` and overload.
+        device: a device type of ``DEVICES``.
+
+    Returns:
+        The overload that has a row: ``op`` itself, or the first of its listed overloads (all have one rule). Where
+        none has a row: ``op`` with its namespace.
+
+    Raises:
+        ValueError: no table for this device.
+
+    Source: the rows.
+
+    >>> overload_of("softmax", "cuda"), overload_of("mm", "cuda"), overload_of("relu", "cuda")
+    ('aten::softmax.int', 'aten::mm', 'aten::relu')
+    """
+    table = op_rules(device)
+    full = op if "::" in op else f"aten::{op}"
+    if full in table or "." in full:
+        return full
+    return next((name for name in table if name.startswith(f"{full}.")), full)
+
+
 def rule_of(op: str, device: str) -> str | None:
     """The rule of one op on one device.
 
     Args:
-        op: an overload's name with or without ``aten::``; ``softmax`` finds ``softmax.int`` where no overload has
-            the bare name.
+        op: as for ``overload_of``.
         device: a device type of ``DEVICES``.
 
     Returns:
@@ -171,11 +202,5 @@ def rule_of(op: str, device: str) -> str | None:
     >>> rule_of("softmax", "cuda"), rule_of("softmax", "cpu")
     ('fp32_set_opt_dtype', None)
     """
-    table = op_rules(device)
-    full = op if op.startswith("aten::") else f"aten::{op}"
-    if full in table:
-        return table[full].rule
-    if "." in full:
-        return None
-    rules = {row.rule for name, row in table.items() if name.startswith(f"{full}.")}
-    return rules.pop() if len(rules) == 1 else None
+    row = op_rules(device).get(overload_of(op, device))
+    return None if row is None else row.rule
