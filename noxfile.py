@@ -1,0 +1,107 @@
+"""Each session is a question, and its docstring is the question; ``nox`` alone asks those of ``nox.options``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "types", "reference", "repo", "torch", "conformance"]
+
+REFERENCE = ("-e", "packages/mp-reference[lab]")
+EVERYTHING = (*REFERENCE, "-e", "packages/mp-torch[report]", "-e", "packages/mp-conformance")
+PYTEST = ("pytest", "pytest-cov", "hypothesis")
+HERE = Path(__file__).parent
+
+
+def install(session: nox.Session, *what: str) -> None:
+    """Install everything in ONE command, the pinned versions in front.
+
+    One command, because an editable ``mp-torch`` alone would ask the index for ``mp-reference``.
+    """
+    session.install("-c", "constraints.txt", *what)
+    # Two OpenMP threads on a busy machine can be forty times slower than one: tests take one, the quickstart measures.
+    session.env.setdefault("OMP_NUM_THREADS", "1")
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """What does each precision do to the training of a small language model, and is every update exact?
+
+    Takes about three minutes on two cores. ``nox -s quickstart -- --text FILE`` trains on a file of yours.
+    """
+    install(session, *EVERYTHING)
+    del session.env["OMP_NUM_THREADS"]
+    session.run("python", "-m", "examples.quickstart", *session.posargs)
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """Do the reference, the engine and this machine's torch agree, claim by claim?
+
+    Takes at most five minutes on two cores. ``nox -s conformance -- --deep`` draws more and longer.
+    """
+    install(session, *EVERYTHING, *PYTEST)
+    session.run("mp-conformance", *session.posargs)
+
+
+@nox.session
+def reference(session: nox.Session) -> None:
+    """Does the reference hold on its own, with NumPy and ml_dtypes but no torch, every branch taken?"""
+    install(session, *REFERENCE, *PYTEST, "mpmath")
+    session.run("python", "-c", "import importlib.util as u; assert u.find_spec('torch') is None, 'torch is here'")
+    coverage = ("--cov=mp_reference", "--cov-branch", "--cov-report=term:skip-covered", "--cov-fail-under=100")
+    session.run("pytest", "packages/mp-reference", *coverage, *session.posargs)
+
+
+@nox.session
+def torch(session: nox.Session) -> None:
+    """Does the engine do what its documentation says, on one device and on up to four ranks?"""
+    install(session, *EVERYTHING, *PYTEST)
+    coverage = ("--cov=mp_torch", "--cov-branch", "--cov-report=term:skip-covered", "--cov-fail-under=95")
+    session.run("pytest", "packages/mp-torch", *coverage, *session.posargs)
+
+
+@nox.session
+def repo(session: nox.Session) -> None:
+    """Do the arrows hold, and does every code block of README and docs run?"""
+    install(session, *EVERYTHING, *PYTEST, "import-linter", "nox")
+    session.run("pytest", "tests", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Is the code written as STYLE asks, and does each module import only what it may?"""
+    install(session, "ruff", "import-linter")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.env["PYTHONPATH"] = os.pathsep.join(str(path) for path in sorted(HERE.glob("packages/*/src")))
+    session.run("lint-imports")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Do the types hold under ``mypy --strict``?"""
+    install(session, *EVERYTHING, "mypy", "nox", "pytest")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """How fast is it here? Each script of ``benchmarks/`` prints ``name: value unit``.
+
+    ``nox -s benchmarks -- ranks`` runs ``benchmarks/ranks.py`` alone.
+    """
+    install(session, *EVERYTHING)
+    names = session.posargs or sorted(path.stem for path in HERE.glob("benchmarks/[a-z]*.py"))
+    for name in names:
+        session.run("python", f"benchmarks/{name}.py")
+
+
+@nox.session(venv_backend="none")
+def device(session: nox.Session) -> None:
+    """Which claims does the accelerator of this machine keep, with the torch that is installed here?"""
+    session.run("bash", "scripts/device_check.sh", *session.posargs, external=True)
