@@ -17,6 +17,30 @@ if TYPE_CHECKING:  # the same names for type checkers; tests hold the two lists 
     from mp_reference.amp.loss_scale import (
         LossScale as LossScale,
     )
+    from mp_reference.numerics.arithmetic import (
+        add as add,
+    )
+    from mp_reference.numerics.arithmetic import (
+        div as div,
+    )
+    from mp_reference.numerics.arithmetic import (
+        fma as fma,
+    )
+    from mp_reference.numerics.arithmetic import (
+        mul as mul,
+    )
+    from mp_reference.numerics.arithmetic import (
+        sqrt as sqrt,
+    )
+    from mp_reference.numerics.arithmetic import (
+        sub as sub,
+    )
+    from mp_reference.numerics.codec import (
+        cast as cast,
+    )
+    from mp_reference.numerics.rounding import (
+        round_to as round_to,
+    )
     from mp_reference.spec.formats import (
         BF16 as BF16,
     )
@@ -73,6 +97,14 @@ _MENU = {
     "E2M1FN": "spec.formats",
     "LossScale": "amp.loss_scale",
     "autocast": "amp.autocast",
+    "add": "numerics.arithmetic",
+    "cast": "numerics.codec",
+    "div": "numerics.arithmetic",
+    "fma": "numerics.arithmetic",
+    "mul": "numerics.arithmetic",
+    "round_to": "numerics.rounding",
+    "sqrt": "numerics.arithmetic",
+    "sub": "numerics.arithmetic",
 }
 
 __version__ = "0.1.0"

@@ -1,0 +1,388 @@
+"""Codes of a format from numbers, and numbers from codes, for every format and rounding."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mp_reference.numerics.rounding import check_rounding, flush_of, round_to
+from mp_reference.numerics.rounding_kernels import CHUNK, Workspace, kernel_for
+from mp_reference.spec.formats import BF16, FP16, FP32, FloatFormat
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from mp_reference.numerics.rounding import Overflow, RandomBits, Rounding, Subnormals
+
+__all__ = ["cast", "code_dtype", "decode", "encode", "nan_code"]
+
+
+def code_dtype(fmt: FloatFormat) -> np.dtype[Any]:
+    """The unsigned integers that hold a format's codes.
+
+    Args:
+        fmt: any format.
+
+    Returns:
+        uint8 up to 8 bits, uint16 up to 16, uint32 above.
+
+    Source: this module's choice; the dtypes of NumPy and ml_dtypes have the same widths.
+
+    >>> from mp_reference.spec.formats import E2M1FN
+    >>> code_dtype(E2M1FN)
+    dtype('uint8')
+    """
+    return np.dtype(np.uint8 if fmt.bits <= 8 else np.uint16 if fmt.bits <= 16 else np.uint32)
+
+
+def nan_code(fmt: FloatFormat) -> int:
+    """The code that this project writes for NaN: quiet, positive where there is a choice.
+
+    Args:
+        fmt: a format that has a NaN.
+
+    Returns:
+        The code.
+
+    Raises:
+        ValueError: the format has no NaN.
+
+    Source: IEEE 754-2019, 6.2.1 for ``ieee``; else the only NaN of ``fmt.source``.
+
+    >>> from mp_reference.spec.formats import E4M3FN, FP16
+    >>> hex(nan_code(FP16)), hex(nan_code(E4M3FN))
+    ('0x7e00', '0x7f')
+    """
+    if not fmt.has_nan:
+        raise ValueError(f"{fmt.name} has no NaN; replace NaN first, for example with np.nan_to_num")
+    if fmt.specials == "ieee":
+        field = (1 << fmt.exponent_bits) - 1
+        return field << fmt.mantissa_bits | 1 << (fmt.mantissa_bits - 1)
+    if fmt.specials == "fnuz":
+        return 1 << (fmt.bits - 1)
+    return (1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1
+
+
+def encode(
+    x: ArrayLike,
+    fmt: FloatFormat,
+    rounding: Rounding = "nearest-even",
+    overflow: Overflow = "ieee",
+    subnormals: Subnormals = True,
+    random_bits: RandomBits | None = None,
+    *,
+    random_width: int | None = None,
+) -> NDArray[Any]:
+    """Round numbers once into a format and give their codes.
+
+    Args:
+        x: whatever ``round_to`` takes, any shape.
+        fmt: the target format.
+        rounding: as ``round_to``.
+        overflow: as ``round_to``.
+        subnormals: as ``round_to``.
+        random_bits: as ``round_to``.
+        random_width: as ``round_to``.
+
+    Returns:
+        ``code_dtype(fmt)``, shape of ``x``; NaN becomes ``nan_code(fmt)``, with the sign it had where there are two.
+
+    Raises:
+        TypeError: as ``round_to``.
+        ValueError: as ``round_to``; or a NaN for a format that has none.
+
+    Source: IEEE 754-2019, 3.4; ``fmt.source`` for the formats that it does not know.
+
+    >>> from mp_reference.spec.formats import E4M3FN
+    >>> encode(np.array([1.0, -0.0, 448.0, 1000.0]), E4M3FN).tolist()
+    [56, 128, 126, 127]
+    """
+    check_rounding(rounding, overflow, subnormals)
+    values = np.asarray(x)
+    if rounding != "stochastic" and random_bits is None and values.dtype == np.float32 and values.flags.c_contiguous:
+        write = _direct_encoder(fmt, rounding, overflow, flush_of(subnormals))
+        if write is not None:
+            _refuse_nan(values, fmt)
+            return _chunked(write, values, code_dtype(fmt))
+    rounded = round_to(values, fmt, rounding, overflow, subnormals, random_bits, random_width=random_width)
+    return encode_representable(rounded, fmt)
+
+
+def encode_representable(rounded: NDArray[Any], fmt: FloatFormat) -> NDArray[Any]:
+    """Codes of numbers that the format represents; nothing is rounded here.
+
+    Args:
+        rounded: float32 or float64, any shape, every element representable in ``fmt`` or NaN.
+        fmt: the format.
+
+    Returns:
+        ``code_dtype(fmt)``, the same shape.
+
+    Raises:
+        ValueError: a NaN for a format that has none.
+
+    Source: as ``encode``.
+
+    >>> encode_representable(np.array([1.5]), FP16)
+    array([15872], dtype=uint16)
+    """
+    _refuse_nan(rounded, fmt)
+    narrow = np.ascontiguousarray(rounded, np.float32).reshape(rounded.shape)  # exact: float32 holds every format
+    write = _direct_encoder(fmt, "toward-zero", "ieee", "")
+    if write is not None:
+        return _chunked(write, narrow, code_dtype(fmt))
+    pattern = narrow.view(np.uint32)
+    if fmt == FP32:
+        return pattern.copy()
+    return _assembled(narrow, fmt)
+
+
+def _refuse_nan(values: NDArray[Any], fmt: FloatFormat) -> None:
+    if not fmt.has_nan and values.size and np.isnan(values.max()):
+        where = int(np.flatnonzero(np.isnan(values.reshape(-1)))[0])
+        raise ValueError(
+            f"element {where} is NaN and {fmt.name} has none; replace NaN first, for example with np.nan_to_num, or "
+            "keep the float32 carrier of round_to"
+        )
+
+
+def _assembled(values: NDArray[np.float32], fmt: FloatFormat) -> NDArray[Any]:
+    """Put sign, exponent and fraction together, field by field: the plain way, for custom formats."""
+    finite = np.isfinite(values)
+    magnitude = np.where(finite, np.abs(values), 0).astype(np.float64)
+    exponent = np.where(magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, fmt.min_exponent), fmt.min_exponent)
+    steps = np.ldexp(magnitude, fmt.mantissa_bits - exponent).astype(np.int64)  # ulps, the hidden bit among them
+    lowest_field = 0 if fmt.specials == "exponent-only" else 1
+    hidden = 1 << fmt.mantissa_bits
+    code = ((exponent - fmt.min_exponent + lowest_field) << fmt.mantissa_bits) + steps - hidden
+    if fmt.has_inf:
+        code = np.where(np.isinf(values), ((1 << fmt.exponent_bits) - 1) << fmt.mantissa_bits, code)
+    if fmt.signed:
+        code = np.where(np.signbit(values), code | 1 << (fmt.bits - 1), code)
+    if fmt.has_nan:
+        code = np.where(np.isnan(values), nan_code(fmt), code)
+    codes: NDArray[Any] = code.astype(code_dtype(fmt))
+    return codes
+
+
+def _chunked(write: Any, x: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Run an encoder over a contiguous array in chunks."""
+    out = np.empty(x.shape, dtype)
+    source, target = x.reshape(-1), out.reshape(-1)
+    work = Workspace(min(CHUNK, max(x.size, 1)), x.dtype)
+    with np.errstate(all="ignore"):
+        for start in range(0, x.size, CHUNK):
+            part = source[start : start + CHUNK]
+            write(part, target[start : start + CHUNK], work.first(part.size))
+    return out
+
+
+@lru_cache(maxsize=256)
+def _direct_encoder(fmt: FloatFormat, rounding: str, overflow: str, flush: Any) -> Any:
+    """The function that rounds and encodes a float32 chunk in one go, where there is a fast one."""
+    if fmt == FP16:
+        return _HalfEncoder(rounding, overflow, flush)
+    if fmt == BF16:
+        return _UpperHalfEncoder(rounding, overflow, flush)
+    if fmt.bits <= 8 and fmt.mantissa_bits <= 5:
+        return _TableEncoder(fmt, rounding, overflow, flush)
+    return None
+
+
+class _HalfEncoder:
+    """float32 to fp16: adding 2**13 ulps leaves the rounded steps in the low bits, ties to even."""
+
+    def __init__(self, rounding: str, overflow: str, flush: Any) -> None:
+        nearest = rounding == "nearest-even" and overflow == "ieee" and not flush
+        self.before = None if nearest else kernel_for(FP16, rounding, overflow, flush, "float32")
+
+    def __call__(self, x: NDArray[np.float32], out: NDArray[np.uint16], work: Workspace) -> None:
+        """Write the codes of ``x`` into ``out``."""
+        steps, fields = work.scale, work.power
+        if self.before is not None:
+            self.before(x, work.carried, work, None, 0)
+            x = work.carried
+        pattern, codes = x.view(np.uint32), work.scaled.view(np.uint32)
+        np.bitwise_and(pattern, np.uint32(0x7F800000), out=fields.view(np.uint32))
+        special = x.size > 0 and fields.max() >= 65536.0
+        np.clip(fields, np.float32(2.0**-14), np.float32(2.0**15), out=fields)
+        np.right_shift(fields.view(np.uint32), np.uint32(13), out=codes)  # (exponent + 127) << 10
+        # 2**13 of the power makes its ulp the fp16 ulp; 15 more are the 15 - 1 + ... that rebias: -113 << 10, mod 2**16
+        np.multiply(fields, np.float32(8192 + 15), out=fields)
+        np.abs(x, out=steps)
+        np.add(steps, fields, out=steps)
+        np.add(codes, steps.view(np.uint32), out=codes)  # above bit 15 lies what the narrowing drops
+        sign = steps.view(np.uint32)
+        np.right_shift(pattern, np.uint32(16), out=sign)
+        np.bitwise_and(sign, np.uint32(0x8000), out=sign)
+        np.bitwise_or(codes, sign, out=codes)
+        np.copyto(out, codes, casting="unsafe")
+        if special:
+            where = np.flatnonzero(~(np.abs(x) < 65536.0))
+            infinite = np.where(np.isnan(x[where]), 0x7E00, 0x7C00)
+            out[where] = infinite | (pattern[where] >> 16 & 0x8000)
+
+
+class _UpperHalfEncoder:
+    """float32 to bf16: round, then take the upper half of the pattern."""
+
+    def __init__(self, rounding: str, overflow: str, flush: Any) -> None:
+        self.round = kernel_for(BF16, rounding, overflow, flush, "float32")
+
+    def __call__(self, x: NDArray[np.float32], out: NDArray[np.uint16], work: Workspace) -> None:
+        """Write the codes of ``x`` into ``out``."""
+        rounded = work.scale
+        self.round(x, rounded, work, None, 0)
+        pattern = rounded.view(np.uint32)
+        np.right_shift(pattern, np.uint32(16), out=pattern)
+        np.copyto(out, pattern, casting="unsafe")
+
+
+class _TableEncoder:
+    """float32 to at most 8 bits: to odd at 16 bits, which no rounding to 6 bits or fewer can see, then look up."""
+
+    def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: Any) -> None:
+        sixteen = (np.arange(65536, dtype=np.uint32) << 16).view(np.float32)
+        rounded = np.empty_like(sixteen)
+        with np.errstate(all="ignore"):
+            kernel_for(fmt, rounding, overflow, flush, "float32")(
+                sixteen, rounded, Workspace(65536, rounded.dtype), None, 0
+            )
+        self.table = _assembled(rounded, fmt)
+
+    def __call__(self, x: NDArray[np.float32], out: NDArray[np.uint8], work: Workspace) -> None:
+        """Write the codes of ``x`` into ``out``."""
+        pattern, odd = x.view(np.uint32), work.scale.view(np.uint32)
+        np.bitwise_and(pattern, np.uint32(0xFFFF), out=odd)
+        np.add(odd, np.uint32(0xFFFF), out=odd)
+        np.bitwise_or(odd, pattern, out=odd)
+        np.right_shift(odd, np.uint32(16), out=odd)
+        np.copyto(work.index, odd)
+        np.take(self.table, work.index, out=out, mode="clip")
+
+
+def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
+    """Numbers of codes.
+
+    Args:
+        codes: unsigned integers, any shape, below ``2**fmt.bits``.
+        fmt: the format.
+
+    Returns:
+        float32, the same shape; every code is exact, NaN codes give NaN.
+
+    Raises:
+        TypeError: the codes are not unsigned integers.
+        ValueError: a code has bits that the format does not.
+
+    Source: IEEE 754-2019, 3.4; ``fmt.source`` for the formats that it does not know.
+
+    >>> from mp_reference.spec.formats import E4M3FN
+    >>> decode(np.array([0x38, 0x7E, 0x7F], np.uint8), E4M3FN)
+    array([  1., 448.,  nan], dtype=float32)
+    """
+    given = np.asarray(codes)
+    if given.dtype.kind != "u":
+        raise TypeError(f"codes must be unsigned integers, got {given.dtype}; use codes.astype(np.{code_dtype(fmt)})")
+    if given.size and int(given.max()) >> fmt.bits:
+        raise ValueError(f"code {int(given.max()):#x} has more than the {fmt.bits} bits of {fmt.name}; mask it first")
+    if fmt == FP16:
+        return _decoded_half(np.ascontiguousarray(given, np.uint16).reshape(given.shape))
+    if fmt.bits <= 16 and fmt != BF16:
+        values: NDArray[np.float32] = np.take(_table_of(fmt), given, mode="clip")
+        return values
+    if fmt.exponent_bits == 8 and fmt.bias == 127 and fmt.specials == "ieee":  # the upper bits of float32
+        pattern = given.astype(np.uint32) << np.uint32(32 - fmt.bits)
+        return pattern.view(np.float32)
+    return _disassembled(given, fmt)
+
+
+def _decoded_half(codes: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """fp16 to float32: shift the fields into place, then move the bias by a multiplication, subnormals included."""
+    out = np.empty(codes.shape, np.float32)
+    flat, target = codes.view(np.int16).reshape(-1), out.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        part = target[start : start + CHUNK]
+        pattern = part.view(np.int32)
+        np.copyto(pattern, flat[start : start + CHUNK])  # the sign spreads into the upper half
+        np.left_shift(pattern, np.int32(13), out=pattern)
+        np.bitwise_and(part.view(np.uint32), np.uint32(0x8FFFE000), out=part.view(np.uint32))
+        np.multiply(part, np.float32(2.0**112), out=part)
+        if part.max() >= 65536 or part.min() <= -65536:
+            special = np.abs(part) >= 65536
+            part.view(np.uint32)[special] |= np.uint32(0x7F800000)
+    return out
+
+
+@lru_cache(maxsize=64)
+def _table_of(fmt: FloatFormat) -> NDArray[np.float32]:
+    """The number of every code."""
+    table = _disassembled(np.arange(1 << fmt.bits, dtype=np.uint32), fmt)
+    table.flags.writeable = False
+    return table
+
+
+def _disassembled(codes: NDArray[Any], fmt: FloatFormat) -> NDArray[np.float32]:
+    """Take sign, exponent and fraction apart, field by field."""
+    code = codes.astype(np.int64)
+    field = code >> fmt.mantissa_bits & ((1 << fmt.exponent_bits) - 1)
+    fraction = code & ((1 << fmt.mantissa_bits) - 1)
+    negative = (code >> (fmt.bits - 1) & 1).astype(bool) if fmt.signed else np.zeros(code.shape, bool)
+    normal = (field > 0) | (fmt.specials == "exponent-only")
+    steps = fraction + np.where(normal, 1 << fmt.mantissa_bits, 0)
+    exponent = np.where(normal, field, 1) - fmt.bias - fmt.mantissa_bits
+    with np.errstate(over="ignore"):  # the all-ones field of an 8-bit exponent, replaced below
+        value = np.ldexp(steps.astype(np.float32), exponent)
+    magnitude = code & ((1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1)
+    if fmt.specials == "ieee":
+        top = field == (1 << fmt.exponent_bits) - 1
+        value = np.where(top, np.where(fraction == 0, np.float32(np.inf), np.float32(np.nan)), value)
+    elif fmt.specials in ("fn", "exponent-only"):
+        value = np.where(magnitude == nan_code(fmt), np.float32(np.nan), value)
+    elif fmt.specials == "fnuz":
+        value = np.where(code == nan_code(fmt), np.float32(np.nan), value)
+    signed: NDArray[np.float32] = np.copysign(value, np.where(negative, np.float32(-1), np.float32(1)))
+    return signed
+
+
+def cast(
+    x: ArrayLike,
+    fmt: FloatFormat,
+    rounding: Rounding = "nearest-even",
+    overflow: Overflow = "ieee",
+    subnormals: Subnormals = True,
+    random_bits: RandomBits | None = None,
+    *,
+    random_width: int | None = None,
+) -> NDArray[Any]:
+    """Round numbers once into a format and store them in its dtype.
+
+    Args:
+        x: whatever ``round_to`` takes, any shape.
+        fmt: the target format.
+        rounding: as ``round_to``.
+        overflow: as ``round_to``.
+        subnormals: as ``round_to``.
+        random_bits: as ``round_to``.
+        random_width: as ``round_to``.
+
+    Returns:
+        Array of ``fmt.dtype``, shape of ``x``: float32 for tf32 and custom formats. What other libraries' casts do
+        where this differs is in ``spec.casts``.
+
+    Raises:
+        TypeError: as ``round_to``.
+        ValueError: as ``round_to``; or a NaN for a format that has none.
+
+    Source: contract "round once": float64 and integers go straight into the format.
+
+    >>> from mp_reference import BF16
+    >>> cast(16973823, BF16)  # through float32 it would be 16973824
+    array(1.69083e+07, dtype=bfloat16)
+    """
+    if fmt.dtype == np.float32:
+        carrier = round_to(x, fmt, rounding, overflow, subnormals, random_bits, random_width=random_width)
+        return np.asarray(carrier, np.float32)
+    return encode(x, fmt, rounding, overflow, subnormals, random_bits, random_width=random_width).view(fmt.dtype)
