@@ -1,0 +1,202 @@
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import mp_torch
+from mp_torch.emulate import Emulation, EmulationWarning, emulate
+from mp_torch.errors import AmpConfigError, AmpStateError, UnsupportedDeviceError
+
+
+def dispatcher_tables():
+    return {op: torch._C._dispatch_dump_table(op) for op in torch._C._dispatch_get_all_op_names()}
+
+
+def process_state():
+    return (
+        dispatcher_tables(),
+        torch.clear_autocast_cache,
+        torch.backends.mha.get_fastpath_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch._C._len_torch_dispatch_stack(),
+    )
+
+
+DEVICES = ["cuda", "cpu", "xpu", "mps", "mtia", "maia", "npu"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_afterwards_the_process_is_exactly_as_before_also_after_an_error(device):
+    before = process_state()
+    options = {"precision": "bf16-mixed", "overflow": "saturate", "subnormals": False}
+    with emulate(device, **options):
+        assert device == "cpu" or process_state()[0] != before[0]
+    assert process_state() == before
+    with pytest.raises(ZeroDivisionError), emulate(device, **options):
+        _ = 1 / 0
+    assert process_state() == before
+
+
+def test_the_package_is_the_promised_function():
+    assert mp_torch.emulate.emulate is emulate
+    with mp_torch.emulate("cuda") as emulation:
+        assert emulation == Emulation(device="cuda")
+
+
+def test_softmax_layer_norm_pow_sum_and_norm_are_fp32_as_on_cuda_and_16_bit_as_the_cpu_has_it():
+    def dtypes():
+        half = torch.ones(4, 4, dtype=torch.float16)
+        with torch.autocast("cpu", dtype=torch.float16):
+            results = torch.softmax(half, 0), nn.functional.layer_norm(half, (4,)), half**2, half.sum(), half.norm()
+        return {x.dtype for x in results}
+
+    with emulate("cuda"):
+        assert dtypes() == {torch.float32}
+    assert dtypes() == {torch.float16}
+
+
+def test_nested_autocast_regions_decide_innermost_first():
+    x = torch.ones(2, 2)
+    with emulate("cuda", precision="fp16-mixed"):
+        assert (x @ x).dtype == torch.float16
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert (x @ x).dtype == torch.bfloat16
+            with torch.autocast("cpu", enabled=False):
+                assert (x @ x).dtype == torch.float32
+        assert (x @ x).dtype == torch.float16
+    assert (x @ x).dtype == torch.float32
+
+
+def test_recomputation_in_a_checkpoint_follows_the_same_rules_and_gives_the_same_gradients():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Softmax(-1), nn.Linear(8, 2))
+    x = torch.randn(3, 8)
+
+    def gradients(run):
+        model.zero_grad()
+        with emulate("cuda", precision="fp16-mixed"):
+            run(model, x).float().sum().backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients(lambda block, inputs: block(inputs))
+    recomputed = gradients(lambda block, inputs: checkpoint(block, inputs, use_reentrant=False))
+    assert all(torch.equal(a, b) for a, b in zip(plain, recomputed, strict=True))
+
+
+def test_every_thread_meets_the_rules_and_each_enters_its_own_autocast():
+    seen = []
+
+    def work():
+        half = torch.ones(2, dtype=torch.float16)
+        seen.append(half.exp().dtype)
+        with torch.autocast("cpu", dtype=torch.float16):
+            seen.append(half.exp().dtype)
+
+    with emulate("cuda", precision="fp16-mixed"):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert seen == [torch.float16, torch.float32]
+
+
+def test_the_same_emulation_nests_and_ends_with_the_outermost():
+    half = torch.ones(2, dtype=torch.float16)
+    with emulate("cuda", precision="fp16-mixed"):
+        with emulate("cuda", precision="fp16-mixed"):
+            assert half.exp().dtype == torch.float32
+        assert half.exp().dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert half.exp().dtype == torch.float16
+
+
+def test_nesting_two_different_emulations_is_refused_and_leaves_the_first_in_force():
+    half = torch.ones(2, dtype=torch.float16)
+    with emulate("cuda", precision="fp16-mixed"):
+        message = (
+            r"Emulation\(device='npu'.*cannot be entered while Emulation\(device='cuda'.*one dispatcher; leave the"
+        )
+        with pytest.raises(AmpStateError, match=message), emulate("npu"):
+            pass
+        assert half.exp().dtype == torch.float32
+
+
+def test_the_cast_of_a_changed_weight_is_not_used_again():
+    weight = nn.Parameter(torch.ones(2, 2))
+    with emulate("npu", precision="bf16-mixed"):
+        first = torch.mv(weight, torch.ones(2))
+        again = torch.mv(weight, torch.ones(2))
+        with torch.no_grad():
+            weight.fill_(2.0)
+        changed = torch.mv(weight, torch.ones(2))
+    assert first.tolist() == again.tolist() == [2.0, 2.0]
+    assert changed.tolist() == [4.0, 4.0]
+
+
+def test_a_weight_cast_twice_in_a_region_is_cast_once_so_its_gradients_add_up_in_16_bits():
+    weight = nn.Parameter(torch.ones(1, 1))
+    with emulate("cuda", precision="bf16-mixed"):
+        total = torch.mv(weight, torch.tensor([256.0])).float() + torch.mv(weight, torch.tensor([1.0])).float()
+    total.sum().backward()
+    assert weight.grad.item() == 256.0  # 257 needs nine bits
+    weight.grad = None
+    with emulate("cuda"), torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        total = torch.mv(weight, torch.tensor([256.0])).float() + torch.mv(weight, torch.tensor([1.0])).float()
+    total.sum().backward()
+    assert weight.grad.item() == 257.0
+
+
+def test_a_forward_without_gradients_does_not_cost_the_next_forward_its_gradients():
+    layer = nn.Linear(2, 2)
+    with emulate("cuda", precision="fp16-mixed"):
+        with torch.no_grad():
+            layer(torch.ones(1, 2))
+            torch.mv(layer.weight, torch.ones(2))
+        assert layer(torch.ones(1, 2)).requires_grad
+        assert torch.mv(layer.weight, torch.ones(2)).requires_grad
+
+
+def test_an_op_that_other_devices_lower_and_this_one_does_not_warns_once():
+    x = torch.ones(3)
+    with emulate("npu", precision="fp16-mixed"):
+        message = "aten::linalg_vecdot has no op rule on npu and runs in fp32 there; cast its inputs yourself if you"
+        with pytest.warns(EmulationWarning, match=message):
+            assert torch.linalg.vecdot(x, x).dtype == torch.float32
+        torch.linalg.vecdot(x, x)  # a second warning would be an error here
+
+
+def test_the_inference_fast_path_of_attention_layers_is_off_as_autocast_has_it_elsewhere():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    with torch.no_grad(), emulate("cuda", precision="fp16-mixed"):
+        assert layer.self_attn(*[torch.ones(1, 3, 8)] * 3)[0].dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"device": "tpu"},
+            UnsupportedDeviceError,
+            "emulate: device='tpu' is not one of cuda, cpu, xpu, mps, mtia, maia",
+        ),
+        (
+            {"precision": "fp8"},
+            AmpConfigError,
+            "emulate: precision='fp8' is not one of fp32, tf32, fp16-mixed, bf16-mixed",
+        ),
+        ({"arithmetic": "slow"}, AmpConfigError, "emulate: arithmetic='slow' is not one of fast"),
+        ({"overflow": "wrap"}, AmpConfigError, "emulate: overflow='wrap' is not one of ieee, saturate; choose one of"),
+    ],
+)
+def test_an_unknown_argument_is_refused_with_the_known_ones(options, error, message):
+    with pytest.raises(error, match=message):
+        emulate(**options)
+
+
+def test_a_model_that_is_not_on_the_cpu_is_refused():
+    message = r"emulate: weight is on meta, and only CPU tensors can be emulated; move the model with model.cpu\(\), or"
+    with pytest.raises(UnsupportedDeviceError, match=message):
+        emulate("cuda", model=nn.Linear(2, 2, device="meta"))
+    emulate("cuda", model=nn.Linear(2, 2))
