@@ -38,8 +38,29 @@ if TYPE_CHECKING:  # the same names for type checkers; tests hold the two lists 
     from mp_reference.numerics.codec import (
         cast as cast,
     )
+    from mp_reference.numerics.matmul import (
+        matmul as matmul,
+    )
+    from mp_reference.numerics.reductions import (
+        sum as sum,  # noqa: A004  # mp.sum, as np.sum
+    )
     from mp_reference.numerics.rounding import (
         round_to as round_to,
+    )
+    from mp_reference.spec.accumulators import (
+        blocked as blocked,
+    )
+    from mp_reference.spec.accumulators import (
+        kahan as kahan,
+    )
+    from mp_reference.spec.accumulators import (
+        pairwise as pairwise,
+    )
+    from mp_reference.spec.accumulators import (
+        sequential as sequential,
+    )
+    from mp_reference.spec.accumulators import (
+        split_k as split_k,
     )
     from mp_reference.spec.formats import (
         BF16 as BF16,
@@ -80,6 +101,9 @@ if TYPE_CHECKING:  # the same names for type checkers; tests hold the two lists 
     from mp_reference.spec.formats import (
         FloatFormat as FloatFormat,
     )
+    from mp_reference.spec.tensor_cores import (
+        tensor_core as tensor_core,
+    )
 
 _MENU = {
     "FloatFormat": "spec.formats",
@@ -105,6 +129,14 @@ _MENU = {
     "round_to": "numerics.rounding",
     "sqrt": "numerics.arithmetic",
     "sub": "numerics.arithmetic",
+    "sum": "numerics.reductions",
+    "matmul": "numerics.matmul",
+    "tensor_core": "spec.tensor_cores",
+    "sequential": "spec.accumulators",
+    "pairwise": "spec.accumulators",
+    "blocked": "spec.accumulators",
+    "split_k": "spec.accumulators",
+    "kahan": "spec.accumulators",
 }
 
 __version__ = "0.1.0"

@@ -1,0 +1,262 @@
+"""Software accumulators on one tile of a product: which term is added when, and what is rounded on the way.
+
+A tile's factors have K in front, ``a[k]`` and ``b[k]`` broadcasting to the tile. Everything is one ufunc a step over
+the whole tile, in float32 where that is provably exact before the rounding and in float64 elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mp_reference.numerics.odd import ODD
+from mp_reference.numerics.rounding_kernels import Workspace, kernel_for
+from mp_reference.spec.accumulators import Accumulator, Kahan, Lanes, Pairwise, Sequential
+from mp_reference.spec.formats import FP32, FloatFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Factors", "run_chain"]
+
+_FEW_OUTPUTS = 256  # below this a cumulative sum along K beats a step a term
+_DOUBLE_BITS = 53
+Tile = NDArray[Any]
+
+
+class Factors:
+    """The factors of a tile: float32, ``a`` (K, ..., m, 1), ``b`` (K, ..., 1, n), of ``bits`` significant bits."""
+
+    def __init__(self, a: Tile, b: Tile, bits: int) -> None:
+        self.a, self.b, self.bits = a, b, bits
+        self.shape = np.broadcast_shapes(a.shape[1:], b.shape[1:])
+        with np.errstate(invalid="ignore", over="ignore"):
+            reach = [_exponent_range(x) for x in (a, b)]
+        self.low = sum(low for low, _ in reach) - 2 * bits + 2
+        self.high = sum(high for _, high in reach) + 2
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def exact_in(self, carrier: type[np.floating[Any]]) -> bool:
+        """Whether every product is exact in the carrier."""
+        return carrier is np.float64 or (2 * self.bits <= 24 and self.low >= -149 and self.high <= 127)
+
+    def converted(self, carrier: type[np.floating[Any]]) -> Factors:
+        """The same factors in a carrier."""
+        part = object.__new__(Factors)
+        part.__dict__.update(self.__dict__)
+        part.a, part.b = (x.astype(carrier, copy=False) for x in (self.a, self.b))
+        return part
+
+    def write(self, k: int, out: Tile) -> None:
+        """The product of step ``k``."""
+        np.multiply(self.a[k], self.b[k], out=out)
+
+
+def _exponent_range(x: Tile) -> tuple[int, int]:
+    """Least and largest exponent of the finite numbers in ``x`` that are not zero."""
+    magnitude = np.abs(x)
+    usual = np.isfinite(magnitude) & (magnitude > 0)
+    if not usual.any():
+        return 0, 0
+    ends = (np.min(magnitude, where=usual, initial=np.inf), np.max(magnitude, where=usual, initial=0))
+    low, high = (int(np.frexp(end)[1]) - 1 for end in ends)
+    return low, high
+
+
+class _Rounder:
+    """Rounds a tile in place to one format, in a scratch space of its own."""
+
+    def __init__(self, fmt: FloatFormat, rounding: str, carrier: type[np.floating[Any]], size: int) -> None:
+        self.kernel = kernel_for(fmt, rounding, "ieee", "", np.dtype(carrier).name)
+        self.work = Workspace(size, np.dtype(carrier))
+        self.idle = fmt == FP32 and carrier is np.float32  # the hardware has rounded already
+
+    def __call__(self, x: Tile) -> Tile:
+        if not self.idle:
+            flat = x.reshape(-1)
+            self.kernel(flat, flat, self.work, None, 0)
+        return x
+
+
+def run_chain(row: Accumulator, factors: Factors, start: Tile | None) -> Tile:
+    """Add a tile's products under a software accumulator.
+
+    Args:
+        row: ``Sequential``, ``Pairwise``, ``Kahan`` or ``Lanes``.
+        factors: the factors.
+        start: the addend, shape of the tile, already in the row's format; +0 unless given.
+
+    Returns:
+        float32 or float64, every element a number of the row's format.
+
+    Source: the row's ``source``.
+
+    >>> from mp_reference.spec.accumulators import sequential
+    >>> from mp_reference.spec.formats import FP16
+    >>> ones = np.ones((3, 1, 1), np.float32)
+    >>> run_chain(sequential(FP16), Factors(ones * np.float32(2048), ones, 11), np.ones((1, 1)))
+    array([[6144.]], dtype=float32)
+    """
+    with np.errstate(all="ignore"):
+        if isinstance(row, Sequential):
+            return _sequential(row, factors, start)
+        if isinstance(row, Pairwise):
+            return _pairwise(row, factors, start)
+        if isinstance(row, Kahan):
+            return _kahan(row, factors, start)
+        assert isinstance(row, Lanes)
+        return _lanes(row, factors, start)
+
+
+def _carrier_of(fmt: FloatFormat, factors: Factors, rounding: str = "nearest-even") -> type[np.floating[Any]]:
+    """float32 where a float32 operation and then the rounding is the exact result rounded once, else float64.
+
+    For sums and for exact products that holds to nearest even where 24 >= 2 p + 2 (Figueroa 1995).
+    """
+    if fmt == FP32 and rounding == "nearest-even":
+        return np.float32
+    narrow = 2 * (fmt.mantissa_bits + 1) + 2 <= 24 and fmt.min_exponent - fmt.mantissa_bits >= -133
+    return np.float32 if narrow and rounding == "nearest-even" and factors.exact_in(np.float32) else np.float64
+
+
+def _first(start: Tile | None, shape: tuple[int, ...], carrier: type[np.floating[Any]]) -> Tile:
+    """The accumulator before the first step."""
+    total = np.zeros(shape, carrier)
+    if start is not None:
+        np.copyto(total, start, casting="same_kind")
+    return total
+
+
+def _sequential(row: Sequential, factors: Factors, start: Tile | None) -> Tile:
+    fmt = row.format
+    if row.fused:
+        return _fused(row, factors, start)
+    carrier = _carrier_of(fmt, factors, row.rounding)
+    factors = factors.converted(carrier)
+    total = _first(start, factors.shape, carrier)
+    native = fmt.dtype != np.float32 or fmt == FP32
+    if total.size < _FEW_OUTPUTS and native and row.rounding == "nearest-even":
+        return _accumulated(fmt, factors, total)
+    round_ = _Rounder(fmt, row.rounding, carrier, total.size)
+    odd = carrier is np.float64 and row.rounding != "nearest-even"
+    product = np.empty_like(total)
+    for k in range(len(factors)):
+        factors.write(k, product)
+        round_(product)
+        if odd:
+            np.copyto(total, ODD["add"](total, product, downward=row.rounding == "toward-negative"))
+        else:
+            np.add(total, product, out=total)
+        round_(total)
+    return total
+
+
+def _accumulated(fmt: FloatFormat, factors: Factors, total: Tile) -> Tile:
+    """The same for few outputs: NumPy's cumulative sum in the format's own dtype rounds every step."""
+    step = max(1, 65536 // total.size) if total.size else 1
+    round_ = _Rounder(fmt, "nearest-even", total.dtype.type, step * total.size)
+    running = total.astype(fmt.dtype)[np.newaxis]
+    for k in range(0, len(factors), step):
+        products = round_(factors.a[k : k + step] * factors.b[k : k + step])
+        terms = np.concatenate([running, products.astype(fmt.dtype)])
+        running = np.add.accumulate(terms, axis=0)[-1:]
+    return np.asarray(running[0].astype(total.dtype))
+
+
+def _fused(row: Sequential, factors: Factors, start: Tile | None) -> Tile:
+    """``acc = round(acc + a * b)``.
+
+    In float64 a plain sum is innocuous to nearest even where a product is too short to reach from the middle between
+    two numbers of the format down to the last bit of a float64.
+    """
+    fmt, products = row.format, 2 * factors.bits
+    plain = row.rounding == "nearest-even" and products + fmt.mantissa_bits + 3 <= _DOUBLE_BITS
+    if fmt == FP32 and plain and factors.exact_in(np.float32):
+        unfused = Sequential(name=row.name, source=row.source, format=fmt, fused=False, rounding=row.rounding)
+        return _sequential(unfused, factors, start)
+    factors = factors.converted(np.float64)
+    total = _first(start, factors.shape, np.float64)
+    round_ = _Rounder(fmt, row.rounding, np.float64, total.size)
+    product = np.empty_like(total)
+    for k in range(len(factors)):
+        factors.write(k, product)
+        if plain:
+            np.add(total, product, out=total)
+        else:
+            np.copyto(total, ODD["add"](total, product, downward=row.rounding == "toward-negative"))
+        round_(total)
+    return total
+
+
+def _rounded_products(fmt: FloatFormat, factors: Factors) -> tuple[Factors, Callable[[int], Tile], _Rounder]:
+    """Factors in their carrier, a function that gives the rounded product of step k, and the rounder."""
+    carrier = _carrier_of(fmt, factors)
+    factors = factors.converted(carrier)
+    round_ = _Rounder(fmt, "nearest-even", carrier, int(np.prod(factors.shape)))
+
+    def product(k: int) -> Tile:
+        out = np.empty(factors.shape, carrier)
+        factors.write(k, out)
+        return round_(out)
+
+    return factors, product, round_
+
+
+def _pairwise(row: Pairwise, factors: Factors, start: Tile | None) -> Tile:
+    factors, product, round_ = _rounded_products(row.format, factors)
+
+    def tree(first: int, count: int) -> Tile:
+        if count <= row.base:
+            total = product(first)
+            for k in range(first + 1, first + count):
+                round_(np.add(total, product(k), out=total))
+            return total
+        half = count - count // 2
+        total = tree(first, half)
+        return round_(np.add(total, tree(first + half, count - half), out=total))
+
+    total = _first(start, factors.shape, factors.a.dtype.type)
+    if len(factors) == 0:
+        return total
+    return round_(np.add(total, tree(0, len(factors)), out=total))
+
+
+def _kahan(row: Kahan, factors: Factors, start: Tile | None) -> Tile:
+    factors, product, round_ = _rounded_products(row.format, factors)
+    total = _first(start, factors.shape, factors.a.dtype.type)
+    excess = np.zeros_like(total)  # what the sums so far are too large by
+    for k in range(len(factors)):
+        term = product(k)
+        round_(np.subtract(term, excess, out=term))
+        grown = round_(np.add(total, term))
+        np.subtract(grown, total, out=excess)
+        round_(excess)
+        round_(np.subtract(excess, term, out=excess))
+        total = grown
+    return total
+
+
+def _lanes(row: Lanes, factors: Factors, start: Tile | None) -> Tile:
+    """Whole vectors lane by lane, lanes left to right, an unrolled remainder, then fused single terms."""
+    factors = factors.converted(np.float32)
+    body = len(factors) // row.width * row.width
+    a, b = (x[:body].reshape(-1, row.width, *x.shape[1:]) for x in (factors.a, factors.b))
+    lanes = np.zeros((1, row.width, *factors.shape), np.float32)
+    together = max(1, 65536 // max(lanes.size, 1))
+    for step in range(0, len(a), together):
+        products = a[step : step + together] * b[step : step + together]
+        lanes = np.add.accumulate(np.concatenate([lanes, products]), axis=0)[-1:]
+    total = _first(start, factors.shape, np.float32)
+    for lane in lanes[0]:
+        np.add(total, lane, out=total)
+    unrolled = body + (len(factors) - body) // row.tail * row.tail
+    for k in range(body, unrolled):
+        np.add(total, factors.a[k] * factors.b[k], out=total)
+    for k in range(unrolled, len(factors)):
+        wide = (np.broadcast_to(x, factors.shape).astype(np.float64) for x in (factors.a[k], factors.b[k], total))
+        total = ODD["fma"](*wide).astype(np.float32)
+    return total
