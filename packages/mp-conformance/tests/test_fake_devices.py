@@ -59,6 +59,32 @@ with torch.autocast("cuda", dtype=torch.float16):
 """)
 
 
+def test_the_fake_npu_follows_the_autocast_rules_of_torch_npu():
+    run_script(
+        "npu",
+        """
+assert torch.accelerator.current_accelerator().type == "npu"
+linear = torch.nn.Linear(8, 8).to("npu")
+x = torch.randn(4, 8, device="npu")
+for dtype in (torch.float16, torch.bfloat16):
+    with torch.autocast("npu", dtype=dtype):
+        h = linear(x)
+        assert h.dtype == dtype and h.device.type == "npu"
+        assert h.softmax(-1).dtype == h.sum().dtype == h.exp().dtype == torch.float32
+        assert torch.nn.functional.rms_norm(h, (8,)).dtype == dtype  # on CUDA's list and not on torch_npu's
+        assert torch.cat([h, x]).dtype == torch.float32
+        try:
+            torch.nn.functional.binary_cross_entropy(torch.rand(3, device="npu"), torch.rand(3, device="npu"))
+        except RuntimeError as error:
+            assert "banned under autocast" in str(error), error
+        else:
+            raise AssertionError("binary_cross_entropy is banned")
+    h.sum().backward()
+    assert linear.weight.grad.dtype == torch.float32
+""",
+    )
+
+
 def test_the_fake_cuda_device_computes_a_softmax_from_half_to_float_with_gradients():
     on_cuda("""
 for function in (torch.softmax, torch.log_softmax):
@@ -164,6 +190,23 @@ for name, read in reads.items():
     assert len(fake.host_syncs) >= 1, name
 """,
     )
+
+
+@pytest.mark.parametrize("device", ["npu", "cuda"])
+def test_a_value_that_is_fetched_later_is_waited_for_only_when_it_is_read(device):
+    script = """
+from mp_torch.devices import device_named
+d = device_named(fake.device)
+fetched = d.later(torch.arange(3.0, device=d.device))
+assert fake.host_syncs == [], fake.host_syncs
+assert fetched() == [0.0, 1.0, 2.0] and fake.host_syncs == ["Event.synchronize"]
+assert not d.reads_are_free
+d.synchronize()
+"""
+    if device == "cuda":
+        on_cuda(script)
+    else:
+        run_script("npu", script)
 
 
 def test_the_fake_npu_offers_what_torch_asks_of_a_backend():

@@ -38,7 +38,7 @@ def test_unknown_words_are_refused_with_the_known_ones():
         bytes_per_parameter("fp64")
     with pytest.raises(ValueError, match=r"master_weights='fp64' is not one of fp32, remainder, none; choose one"):
         bytes_per_parameter("bf16-true", master_weights="fp64")
-    with pytest.raises(ValueError, match=r"optimizer 'lion' is not one of sgd, adam, adamw; pass the optimizer itself"):
+    with pytest.raises(ValueError, match=r"optimizer 'lion' is not one of sgd, adam, adamw; name the one that keeps"):
         moment_count("lion")
 
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BackedDevice", "BackedTensor"]
+__all__ = ["BackedDevice", "BackedEvent", "BackedTensor"]
 
 _HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero", "aten::unique")
 """Operators whose result the host needs before it can go on."""
@@ -63,6 +63,28 @@ class BackedTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch's own signature lacks the defaults
         """Run the CPU's kernel on the held tensors."""
         return cls.backing.perform(func, args, kwargs or {})
+
+
+class BackedEvent:
+    """A point in the work of the device that the host can wait for.
+
+    Args:
+        host_syncs: where a wait is recorded.
+    """
+
+    def __init__(self, host_syncs: list[str]) -> None:
+        self._host_syncs = host_syncs
+
+    def record(self, stream: object = None) -> None:
+        """Mark the point; kernels on the CPU are done when they return."""
+
+    def query(self) -> bool:
+        """Whether the device has come this far."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait, which a device that works on its own would make the host do."""
+        self._host_syncs.append("Event.synchronize")
 
 
 class BackedDevice:
@@ -112,7 +134,8 @@ class BackedDevice:
         name = func.name().split(".")[0]
         target = kwargs.get("device")
         lands_here = target is None or torch.device(target).type == self.device.type
-        if name in _HOST_READS or not lands_here or (name == "aten::copy_" and not isinstance(args[0], BackedTensor)):
+        arrives = not lands_here or (name == "aten::copy_" and not isinstance(args[0], BackedTensor))
+        if name in _HOST_READS or (arrives and not kwargs.get("non_blocking")):
             self.host_syncs.append(name)
         on_cpu = {**kwargs, "device": "cpu"} if target is not None else kwargs
         raw_args, raw_kwargs = tree_map(self._raw, args), tree_map(self._raw, on_cpu)

@@ -51,7 +51,7 @@ def install(name: str = "NVIDIA A100 (on the CPU)", capability: tuple[int, int] 
     ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
     import torch
 
-    from mp_conformance.fake_devices.backed import BackedDevice
+    from mp_conformance.fake_devices.backed import BackedDevice, BackedEvent
 
     cuda: Any = torch.cuda
 
@@ -65,7 +65,10 @@ def install(name: str = "NVIDIA A100 (on the CPU)", capability: tuple[int, int] 
     cuda.synchronize = always(None)
     cuda.get_device_name = always(name)
     cuda.get_device_capability = always(capability)
-    return BackedDevice(torch.device("cuda", 0), "CUDA", substitutes=_substitutes())
+    fake = BackedDevice(torch.device("cuda", 0), "CUDA", substitutes=_substitutes())
+    cuda.current_stream = always(None)
+    cuda.Event = lambda **_: BackedEvent(fake.host_syncs)
+    return fake
 
 
 def library() -> Path:

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from mp_conformance.fake_devices.backed import BackedDevice
+from mp_conformance.fake_devices.backed import BackedDevice, BackedEvent
+from mp_reference.spec.op_rules import op_rules
+from mp_torch.emulate.rules import install_rules
 
 __all__ = ["FakeNPU", "install"]
 
@@ -46,6 +48,8 @@ class FakeNPU(BackedDevice):
         library: Any = torch.library.Library
         self._autocast_library = library("_", "IMPL")
         self._autocast_library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+        rules = {name: row.rule for name, row in op_rules("npu").items()}
+        self._remove_rules = install_rules(rules, dispatch_key="AutocastPrivateUse1", device_type="npu")
         self._status_library = library("npu", "DEF")
         for verb, function in (("get", self._get_status), ("clear", self._clear_status)):
             self._status_library.define(f"npu_{verb}_float_status(Tensor self, int mode=0) -> Tensor")
@@ -86,6 +90,7 @@ class _Module(_DummyBackendModule):
 
     def __init__(self, name: str, infinities: bool) -> None:
         self._name = name
+        self.host_syncs: list[str] = []
         self.utils = _Utils(infinities)
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
@@ -115,6 +120,13 @@ class _Module(_DummyBackendModule):
     def synchronize(self, device: object = None) -> None:
         """Nothing is ever queued."""
 
+    def current_stream(self, device: object = None) -> None:
+        """There is one, and it needs no name."""
+
+    def Event(self) -> BackedEvent:  # noqa: N802  # a class in torch's modules
+        """A point in the device's work."""
+        return BackedEvent(self.host_syncs)
+
 
 def install(*, saturate: bool = False, flag: bool = True) -> FakeNPU:
     """Make torch believe in one NPU and give it the CPU's kernels; once a process, until its end.
@@ -130,4 +142,6 @@ def install(*, saturate: bool = False, flag: bool = True) -> FakeNPU:
     """
     module = _Module("Ascend910A" if saturate else "Ascend910B1", infinities=not (saturate and flag))
     _setup_privateuseone_for_python_backend("npu", backend_module=module)
-    return FakeNPU(saturate=saturate, flag=flag)
+    fake = FakeNPU(saturate=saturate, flag=flag)
+    module.host_syncs = fake.host_syncs
+    return fake

@@ -90,8 +90,8 @@ def moment_count(optimizer: str, *, momentum: float = 0.0, amsgrad: bool = False
     """
     if optimizer not in OPTIMIZERS:
         raise ValueError(
-            f"optimizer {optimizer!r} is not one of {', '.join(OPTIMIZERS)}; pass the optimizer itself and its state "
-            "is counted from its own settings"
+            f"optimizer {optimizer!r} is not one of {', '.join(OPTIMIZERS)}; "
+            "name the one that keeps as many tensors of state"
         )
     slots = len(OPTIMIZERS[optimizer].slots)
     if optimizer == "sgd":

@@ -77,6 +77,11 @@ class Device:
         return self.type
 
     @property
+    def reads_are_free(self) -> bool:
+        """Whether reading a value waits for nothing, so that decisions may be taken on the host at once."""
+        return False
+
+    @property
     def supports_float64(self) -> bool:
         """Whether float64 tensors exist there; otherwise sums that need them are done on the CPU."""
         return True
@@ -108,9 +113,36 @@ class Device:
         """
         return None
 
+    def later(self, values: torch.Tensor) -> Callable[[], list[float]]:
+        """Start to bring values to the host without waiting for them.
+
+        Args:
+            values: one-dimensional, on the device.
+
+        Returns:
+            What gives them; waits until the device has come as far as this call.
+
+        >>> Device(torch.device("cpu")).later(torch.tensor([1.0, 2.0]))()
+        [1.0, 2.0]
+        """
+        host = values.detach().to("cpu", non_blocking=True)  # torch takes pinned memory for it
+        event = self._recorded_event()
+
+        def wait() -> list[float]:
+            event.synchronize()
+            return [float(value) for value in host.tolist()]
+
+        return wait
+
+    def _recorded_event(self) -> Any:
+        module: Any = torch.get_device_module(self.device)
+        event = module.Event()
+        event.record(module.current_stream(self.device))  # of this device, which need not be the current one
+        return event
+
     def synchronize(self) -> None:
         """Wait for everything queued on the device."""
-        torch.get_device_module(self.device).synchronize()
+        torch.get_device_module(self.device).synchronize(self.device)
 
     def probe(self) -> Probe:
         """Run a handful of tiny kernels and say what they showed; takes one host sync each.

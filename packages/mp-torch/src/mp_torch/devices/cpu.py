@@ -18,6 +18,11 @@ class CPUDevice(Device):
     """
 
     @property
+    def reads_are_free(self) -> bool:
+        """Values are on the host already."""
+        return True
+
+    @property
     def name(self) -> str:
         """``"CPU with AMX"``, ``"CPU with AVX512-BF16"`` or ``"CPU"``: the rows of ``spec.hardware``."""
         has = cpu_capabilities()

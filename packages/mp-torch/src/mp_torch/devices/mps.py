@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from mp_torch.devices.base import Device
 
 __all__ = ["MPSDevice"]
@@ -12,7 +16,6 @@ class MPSDevice(Device):
 
     Source: torch's MPS backend, which refuses float64 tensors.
 
-    >>> import torch
     >>> MPSDevice(torch.device("mps")).supports_float64
     False
     """
@@ -21,6 +24,15 @@ class MPSDevice(Device):
     def supports_float64(self) -> bool:
         """Metal has none."""
         return False
+
+    def synchronize(self) -> None:
+        """Metal has one device and one stream."""
+        torch.mps.synchronize()
+
+    def _recorded_event(self) -> Any:
+        event = torch.mps.Event()
+        event.record()
+        return event
 
     @property
     def name(self) -> str:
