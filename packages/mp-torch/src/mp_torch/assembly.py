@@ -1,0 +1,254 @@
+"""Putting an engine together: check model and optimizers, cast, make masters, choose how each update is made."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mp_torch import master
+from mp_torch.decision import ClipSet
+from mp_torch.devices import device_of
+from mp_torch.dtypes import Precision, precision_named
+from mp_torch.errors import AmpConfigError
+from mp_torch.precision import SAFE_MODULES, SAFE_OPS, OpRules, matching, run_in_region_
+from mp_torch.update import OwnUpdater, Updater, updater_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from mp_torch.config import AmpConfig
+    from mp_torch.devices import Device
+
+__all__ = ["Assembly", "Part"]
+
+
+@dataclass(slots=True)
+class Part:
+    """One trained parameter and its places.
+
+    Args:
+        weight: what carries its bits.
+        optimizer: place of its optimizer.
+        group: place of its parameter group there.
+        clip_set: place of the gradients that it is clipped with.
+        key: place among all trained parameters.
+    """
+
+    weight: master.Weight
+    optimizer: int
+    group: int
+    clip_set: int
+    key: int
+
+
+class Assembly:
+    """Model, optimizers and device, checked and fitted to each other.
+
+    Args:
+        model: its parameters are cast in place where the precision stores 16 bits.
+        optimizers: their groups get fp32 masters in place of 16-bit parameters.
+        config: what is asked for.
+
+    Raises:
+        AmpConfigError: what is asked for cannot be done with this model and these optimizers.
+        UnsupportedDeviceError: nor on this device.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], config: AmpConfig) -> None:
+        self.model, self.optimizers, self.config = model, list(optimizers), config
+        self.device: Device = device_of(model.parameters())
+        self.row: Precision = precision_named(config.precision)
+        self.probe = self.device.probe()
+        self.device.require(config.precision, self.probe)
+        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        _check_optimizers(self.optimizers, self.names)
+        self.kept = self._kept_modules()
+        _check_dtypes(model, self.row, self.optimizers, self.names)
+        self.sparse = _sparse_parameters(model)
+        self.updaters = [self._updater(one) for one in self.optimizers]
+        self.regions = self._install_regions()
+        self.rules = self._op_rules()
+        self.clip_sets, self.parts = self._parts()
+
+    def _kept_modules(self) -> dict[str, str]:
+        """Modules that keep fp32: module name -> the pattern that says so."""
+        lower = matching(self.model, self.config.lower)
+        asked = matching(self.model, self.config.keep_fp32)
+        for pattern in (*self.config.keep_fp32, *self.config.lower):
+            if not matching(self.model, [pattern]):
+                raise AmpConfigError(
+                    f"pattern {pattern!r} names no module of {type(self.model).__name__}; its modules are "
+                    f"{', '.join(name for name, _ in self.model.named_modules() if name) or 'none'}"
+                )
+        default = matching(self.model, SAFE_MODULES) if self.config.safe_ops else {}
+        return {name: rule for name, rule in (default | asked).items() if name in asked or name not in lower}
+
+    def _updater(self, optimizer: torch.optim.Optimizer) -> Updater:
+        trained = [one for group in optimizer.param_groups for one in group["params"]]
+        dense = not any(one in self.sparse for one in trained)
+        updater = updater_for(optimizer, self.config.update, fused=self.device.fused_optimizers, dense=dense)
+        temporary = self.row.parameter != torch.float32 and (
+            self.row.carrier != "master" or self.config.master_weights != "fp32"
+        )
+        if isinstance(updater, OwnUpdater) and temporary:
+            raise AmpConfigError(
+                f"{type(optimizer).__name__} updates its own parameters, which precision={self.config.precision!r} with "
+                f"master_weights={self.config.master_weights!r} keeps in 16 bits; use torch.optim.SGD, Adam or AdamW, or "
+                "master_weights='fp32' with a -true precision"
+            )
+        return updater
+
+    def _install_regions(self) -> dict[str, tuple[torch.dtype, str]]:
+        """Give modules that the policy names a dtype of their own; returns what was decided and by which rule."""
+        lower_dtype = self.row.compute
+        if lower_dtype is None:
+            return {}
+        regions = {name: (torch.float32, rule) for name, rule in self.kept.items()}
+        lower = matching(self.model, self.config.lower)
+        regions |= {name: (lower_dtype, rule) for name, rule in lower.items() if name not in self.kept}
+        modules = dict(self.model.named_modules())
+        for name, (dtype, _) in regions.items():
+            run_in_region_(modules[name], self.device.type, dtype)
+        return regions
+
+    def _op_rules(self) -> OpRules | None:
+        if self.row.compute is None:
+            return None
+        rules = (dict.fromkeys(SAFE_OPS, "fp32") if self.config.safe_ops else {}) | dict(self.config.op_rules)
+        return OpRules(rules, device_type=self.device.type, lower=self.row.compute) if rules else None
+
+    def context(self) -> AbstractContextManager[Any]:
+        """Autocast and op rules for a forward pass."""
+        if self.row.compute is None:
+            return torch.autocast(self.device.type, enabled=False)
+        cast = torch.autocast(self.device.type, dtype=self.row.compute, cache_enabled=False)
+        if self.rules is None:
+            return cast
+        stack = ExitStack()
+        stack.enter_context(cast)
+        stack.enter_context(self.rules)
+        return stack
+
+    def rules_context(self) -> AbstractContextManager[Any]:
+        """Op rules alone, for what a backward pass computes again."""
+        return nullcontext() if self.rules is None else self.rules
+
+    def _parts(self) -> tuple[list[ClipSet], list[Part]]:
+        """Cast the model, wrap every trained parameter, and put masters into the groups."""
+        originals = {one: one.detach().clone() for one in self.names if self._is_lowered(one)}
+        for one in originals:
+            one.data = one.data.to(self.row.parameter)
+        sets, parts = [ClipSet(self.config.max_grad_norm)], []
+        for place, optimizer in enumerate(self.optimizers):
+            for at, group in enumerate(optimizer.param_groups):
+                clip_set = 0
+                if "max_grad_norm" in group:
+                    sets.append(ClipSet(_checked_limit(group["max_grad_norm"])))
+                    clip_set = len(sets) - 1
+                wrapped = [self._weight(one, originals.get(one, one.detach())) for one in group["params"]]
+                for weight in wrapped:
+                    parts.append(Part(weight, place, at, clip_set, len(parts)))
+                self._replace_(optimizer, group, wrapped)
+        return sets, parts
+
+    def _is_lowered(self, parameter: nn.Parameter) -> bool:
+        if self.row.parameter == torch.float32 or not parameter.is_floating_point():
+            return False
+        return parameter not in self._kept_parameters()
+
+    def _kept_parameters(self) -> set[nn.Parameter]:
+        modules = dict(self.model.named_modules())
+        return {one for name in self.kept for one in modules[name].parameters()}
+
+    def _weight(self, parameter: nn.Parameter, original: torch.Tensor) -> master.Weight:
+        name = self.names[parameter]
+        if parameter.dtype == torch.float32:
+            return master.Weight(name, parameter, original)
+        if self.row.carrier == "stochastic":
+            return master.StochasticWeight(name, parameter, original, seed=self.config.seed)
+        if self.row.carrier == "compensation":
+            return master.CompensatedWeight(name, parameter, original)
+        kinds = {"fp32": master.MasterWeight, "remainder": master.RemainderWeight, "none": master.BareWeight}
+        return kinds[self.config.master_weights](name, parameter, original)
+
+    @staticmethod
+    def _replace_(optimizer: torch.optim.Optimizer, group: dict[str, Any], weights: list[master.Weight]) -> None:
+        """Put masters in place of 16-bit parameters, and move what state the optimizer has already."""
+        for old, weight in zip(group["params"], weights, strict=True):
+            if weight.trained is not old and old in optimizer.state:
+                state = optimizer.state.pop(old)
+                optimizer.state[weight.trained] = {
+                    key: value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+                    for key, value in state.items()
+                }
+        group["params"] = [weight.trained for weight in weights]
+
+
+def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], names: dict[nn.Parameter, str]) -> None:
+    owner: dict[int, str] = {}
+    for place, optimizer in enumerate(optimizers):
+        kind = type(optimizer).__name__
+        if _needs_closure(optimizer):
+            raise AmpConfigError(
+                f"{kind} calls a closure several times a step, and each call would need a loss scale and a decision of its "
+                "own; use an optimizer with a plain step(), such as torch.optim.AdamW, or train this one in fp32 by hand"
+            )
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                if one not in names:
+                    raise AmpConfigError(
+                        f"{kind} holds a parameter of shape {tuple(one.shape)} that is not the model's; build the optimizer "
+                        "from model.parameters(), after the model has moved to its device"
+                    )
+                if id(one) in owner:
+                    raise AmpConfigError(
+                        f"parameter {names[one]!r} is in both {owner[id(one)]} and {kind} {place}; one parameter has one "
+                        "optimizer"
+                    )
+                owner[id(one)] = f"{kind} {place}"
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    step = inspect.signature(type(optimizer).step).parameters
+    return "closure" in step and step["closure"].default is inspect.Parameter.empty
+
+
+def _check_dtypes(
+    model: nn.Module, row: Precision, optimizers: Sequence[torch.optim.Optimizer], names: dict[nn.Parameter, str]
+) -> None:
+    del model
+    trained = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
+    legal = {torch.float32, row.parameter}
+    wrong = [one for one in trained if one.is_floating_point() and one.dtype not in legal]
+    wrong += [one for one in trained if one.is_complex()]
+    if wrong:
+        listed = ", ".join(f"{names[one]!r} ({str(one.dtype).removeprefix('torch.')})" for one in wrong[:8])
+        more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise AmpConfigError(
+            f"precision={row.name!r} trains {' or '.join(sorted(str(one).removeprefix('torch.') for one in legal))} "
+            f"parameters, not {listed}{more}; use a -true precision, which holds fp32 masters for 16-bit parameters, or "
+            "model.float()"
+        )
+
+
+def _sparse_parameters(model: nn.Module) -> set[nn.Parameter]:
+    return {
+        one
+        for module in model.modules()
+        if getattr(module, "sparse", False)
+        for one in module.parameters(recurse=False)
+    }
+
+
+def _checked_limit(value: Any) -> float | None:
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")):
+        return value
+    raise AmpConfigError(
+        f"max_grad_norm={value!r} of a parameter group must be a finite number above 0; None switches clipping off there"
+    )

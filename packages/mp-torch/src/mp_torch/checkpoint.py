@@ -1,0 +1,215 @@
+"""What a run must keep to go on as if it had never stopped, and how it is checked before anything is changed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mp_torch.dtypes import nearest
+from mp_torch.errors import CheckpointError
+from mp_torch.phase import phase_from_state
+from mp_torch.scaling import ScaleState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from mp_torch.engine import AmpEngine
+
+__all__ = ["FORMAT", "MIGRATIONS", "VERSION", "engine_state", "load_engine_state_"]
+
+FORMAT = "mp_torch.engine"
+VERSION = 1
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""From version n to n + 1; applied one after the other."""
+
+_KEYS = (
+    "format", "version", "config", "loss_scale", "update_index", "phase", "weights", "optimizers", "gradients",
+    "accumulated", "buffers", "schedulers",
+)  # fmt: skip
+_LOSS_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def engine_state(engine: AmpEngine, *, copy: bool = True) -> dict[str, Any]:
+    """Everything but the model's own weights and buffers: plain values and tensors.
+
+    Args:
+        engine: at any micro-step boundary.
+        copy: clone the tensors, so that training on does not change the state.
+
+    Returns:
+        A dict that ``load_engine_state_`` takes.
+    """
+    engine.settle()
+    take = (lambda tensor: tensor.detach().clone()) if copy else (lambda tensor: tensor.detach())
+    parts = engine.assembly.parts
+    names = {part.weight.trained: part.weight.name for part in parts}
+    stored = {part.weight.name: part.weight.parameter.grad for part in parts}
+    accumulated = {part.weight.name: part.weight.accumulated for part in parts}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "config": engine.config.to_dict(),
+        "loss_scale": asdict(engine.scale_state),
+        "update_index": engine.update_index,
+        "phase": engine.phase.state(),
+        "weights": {part.weight.name: _mapped(part.weight.state(), take) for part in parts if part.weight.state()},
+        "optimizers": [_optimizer_state(one, names, take) for one in engine.optimizers],
+        "gradients": {name: take(one) for name, one in stored.items() if one is not None},
+        "accumulated": {name: take(one) for name, one in accumulated.items() if one is not None},
+        "buffers": [take(one) for one in engine.buffers.copies] if engine.buffers.taken else None,
+        "schedulers": [one.state_dict() for one in engine.schedulers],
+    }
+
+
+def load_engine_state_(engine: AmpEngine, state: Mapping[str, Any]) -> None:
+    """Take back what ``engine_state`` gave. Everything is checked before anything is changed.
+
+    Args:
+        engine: built as the saved one was; the model's own weights are loaded by the caller.
+        state: of this version or an older one.
+
+    Raises:
+        CheckpointError: it is of another format, precision or model, or a key is missing, unknown or misshapen; the
+            engine is as it was.
+    """
+    engine.settle()
+    state = _migrated(dict(state))
+    _check_keys(state, _KEYS, "the engine state")
+    _check_fit(engine, state)
+    phase = phase_from_state(state["phase"], engine.config.accumulate_steps, _LOSS_DTYPES)
+    scale = ScaleState(**state["loss_scale"])
+    for part in engine.assembly.parts:
+        weight, name = part.weight, part.weight.name
+        if name in state["weights"]:
+            weight.load_state(state["weights"][name])
+        else:
+            weight.touch()
+        weight.parameter.grad = _like(state["gradients"].get(name), weight.parameter)
+        weight.accumulated = _like(state["accumulated"].get(name), weight.parameter)
+    for optimizer, saved in zip(engine.optimizers, state["optimizers"], strict=True):
+        _load_optimizer_(engine, optimizer, saved)
+    if state["buffers"] is not None:
+        engine.buffers.load_(state["buffers"])
+    for scheduler, saved in zip(engine.schedulers, state["schedulers"], strict=True):
+        scheduler.load_state_dict(saved)
+    engine.resume_(scale, phase, int(state["update_index"]))
+
+
+def _mapped(values: Mapping[str, Any], take: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    return {key: take(one) if isinstance(one, torch.Tensor) else one for key, one in values.items()}
+
+
+def _optimizer_state(
+    optimizer: torch.optim.Optimizer, names: Mapping[Any, str], take: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, Any]:
+    groups = []
+    for group in optimizer.param_groups:
+        groups.append({key: value for key, value in group.items() if key != "params"})
+        groups[-1]["params"] = [names[one] for one in group["params"]]
+    return {
+        "kind": type(optimizer).__name__,
+        "state": {names[one]: _mapped(values, take) for one, values in optimizer.state.items()},
+        "groups": [_mapped(group, take) for group in groups],
+    }
+
+
+def _load_optimizer_(engine: AmpEngine, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """No cast to the parameter's dtype and no dummy step: state is put where it was."""
+    trained = {part.weight.name: part.weight.trained for part in engine.assembly.parts}
+    optimizer.state.clear()
+    for name, values in saved["state"].items():
+        weight = trained[name]
+        optimizer.state[weight] = {
+            key: one.detach().clone().to(one.device if key == "step" else weight.device)
+            if isinstance(one, torch.Tensor)
+            else one
+            for key, one in values.items()
+        }
+    for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
+        for key, value in values.items():
+            if key != "params":
+                group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+
+
+def _migrated(state: dict[str, Any]) -> dict[str, Any]:
+    if state.get("format") != FORMAT:
+        raise CheckpointError(
+            f"format={state.get('format')!r} is not {FORMAT!r}; states of other scalers come in through import_scaler"
+        )
+    version = state.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise CheckpointError(
+            f"version={version!r} of the engine state is not known here, {VERSION} is; upgrade mp-torch"
+        )
+    while version < VERSION:
+        if version not in MIGRATIONS:
+            raise CheckpointError(f"version={version!r} of the engine state is too old: no migration from it exists")
+        state = MIGRATIONS[version](state)
+        version += 1
+    return state
+
+
+def _check_keys(given: Iterable[str], wanted: Iterable[str], where: str) -> None:
+    given, wanted = list(given), list(wanted)
+    missing = [key for key in wanted if key not in given]
+    unknown = [key for key in given if key not in wanted]
+    if missing:
+        raise CheckpointError(f"{where} lacks the key {missing[0]!r}; it was not written whole by engine.state_dict()")
+    if unknown:
+        raise CheckpointError(f"{where} has an unknown key {unknown[0]!r}{nearest(unknown[0], wanted)}")
+
+
+def _check_fit(engine: AmpEngine, state: Mapping[str, Any]) -> None:
+    for key in ("precision", "master_weights"):
+        here, there = getattr(engine.config, key), state["config"].get(key)
+        if here != there:
+            raise CheckpointError(
+                f"{key}={there!r} was saved, {key}={here!r} runs; build the engine as the saved one, or load the model's "
+                "weights alone, from which masters are rebuilt"
+            )
+    _check_keys(state["loss_scale"], asdict(engine.scale_state), "loss_scale")
+    _check_keys(state["phase"], engine.phase.state(), "phase")
+    shapes = {part.weight.name: part.weight.parameter.shape for part in engine.assembly.parts}
+    carried = {part.weight.name: part.weight.state() for part in engine.assembly.parts if part.weight.state()}
+    _check_keys(state["weights"], carried, "weights")
+    for name, values in state["weights"].items():
+        _check_keys(values, carried[name], f"weights[{name!r}]")
+        for key, one in values.items():
+            _check_tensor(one, carried[name][key], f"{key} of {name!r}")
+    for key in ("gradients", "accumulated"):
+        for name, one in state[key].items():
+            if name not in shapes or one.shape != shapes[name]:
+                raise CheckpointError(f"{key}[{name!r}] of shape {tuple(one.shape)} fits no parameter of this model")
+    _check_optimizers(engine, state, shapes)
+    for key in ("optimizers", "schedulers"):
+        if len(state[key]) != len(getattr(engine, key)):
+            raise CheckpointError(f"{len(state[key])} {key} were saved, {len(getattr(engine, key))} run; build as many")
+
+
+def _check_tensor(given: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    if given.shape != wanted.shape or given.dtype != wanted.dtype:
+        raise CheckpointError(
+            f"{what} was saved as {given.dtype} {tuple(given.shape)}, this model has {wanted.dtype} {tuple(wanted.shape)}"
+        )
+
+
+def _check_optimizers(engine: AmpEngine, state: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
+    names = {part.weight.trained: part.weight.name for part in engine.assembly.parts}
+    for optimizer, saved in zip(engine.optimizers, state["optimizers"], strict=False):
+        _check_keys(saved, ("kind", "state", "groups"), "an optimizer's state")
+        if saved["kind"] != type(optimizer).__name__:
+            raise CheckpointError(f"{saved['kind']} was saved, {type(optimizer).__name__} runs; build the saved one")
+        here = [[names[one] for one in group["params"]] for group in optimizer.param_groups]
+        there = [group["params"] for group in saved["groups"]]
+        if here != there:
+            raise CheckpointError(f"{saved['kind']} was saved with parameter groups {there}, it runs with {here}")
+        for name, values in saved["state"].items():
+            for key, one in values.items():
+                if isinstance(one, torch.Tensor) and key != "step" and one.shape != shapes.get(name):
+                    raise CheckpointError(f"{key} of {name!r} has shape {tuple(one.shape)}, not {shapes.get(name)}")
+
+
+def _like(value: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
+    return None if value is None else value.detach().clone().to(parameter.device)

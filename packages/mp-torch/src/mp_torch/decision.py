@@ -1,0 +1,207 @@
+"""From stored gradients to one decision: their norm, whether they are finite, and what clipping multiplies by.
+
+Where values can be read without waiting (the CPU) the scalars are Python numbers; elsewhere they stay tensors on the
+device, and the same formulas run there. Sums are agreed on between ranks before anything is concluded from them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mp_torch import clipping
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from mp_torch.assembly import Part
+    from mp_torch.devices import Device
+    from mp_torch.ranks import Ranks
+
+__all__ = ["ClipSet", "Decision", "Gradient", "decide"]
+
+
+@dataclass(slots=True)
+class Gradient:
+    """One parameter's gradient on its way through a step.
+
+    Args:
+        part: whose it is, and its places.
+        value: fp32; of a sparse gradient its values.
+        scaled: still multiplied by the divisor; the fused kernels divide.
+        sparse: the coalesced gradient that ``value`` belongs to.
+    """
+
+    part: Part
+    value: Tensor
+    scaled: bool
+    sparse: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClipSet:
+    """Gradients that are clipped together.
+
+    Args:
+        max_norm: their limit; ``None`` does not clip them.
+    """
+
+    max_norm: float | None
+
+
+@dataclass(slots=True)
+class Decision:
+    """What was found and what follows; numbers where values are free to read, tensors on the device elsewhere.
+
+    Args:
+        found: one for each optimizer, whether it must not step.
+        norm: of all unscaled gradients, before clipping.
+        coefficients: one for each clip set.
+        finite: one for each gradient.
+        sums: one for each gradient: sum of powers, or largest magnitude, unscaled.
+    """
+
+    found: Any
+    norm: Any
+    coefficients: list[Any]
+    finite: Tensor
+    sums: Tensor
+
+    def first_nonfinite(self, gradients: Sequence[Gradient]) -> tuple[str | None, str | None]:
+        """Name of the first parameter whose gradient is not finite, and what it holds; reads from the device."""
+        finite = self.finite.tolist()
+        if all(finite):
+            return None, None
+        place = finite.index(False)
+        return gradients[place].part.weight.name, "NaN" if math.isnan(float(self.sums[place])) else "Inf"
+
+
+def decide(
+    gradients: Sequence[Gradient],
+    sets: Sequence[ClipSet],
+    *,
+    divisor: float,
+    norm_type: float,
+    exact: bool,
+    together: bool,
+    optimizers: int,
+    device: Device,
+    ranks: Ranks,
+) -> Decision:
+    """Measure the unscaled gradients and conclude, once for all ranks.
+
+    Args:
+        gradients: of this rank, in the optimizers' order.
+        sets: what is clipped together.
+        divisor: fp32 number, the loss scale times the window's weight.
+        norm_type: 2.0, infinity or another p >= 1.
+        exact: add squares in float64 in a fixed order.
+        together: one non-finite gradient stops every optimizer.
+        optimizers: how many there are.
+        device: where the gradients are.
+        ranks: who else has gradients.
+
+    Returns:
+        The decision.
+    """
+    sums = _sums(gradients, divisor, norm_type, exact, device)
+    parameters = [one.part.weight.parameter for one in gradients]
+    peak = norm_type == math.inf
+    sums = (ranks.tensor_maxima if peak else ranks.tensor_sums)(sums, parameters)
+    finite = torch.isfinite(sums)
+    if divisor < 1 and any(one.scaled for one in gradients):
+        finite &= _survives(gradients, divisor).to(finite.device)
+    found = _by_optimizer(gradients, finite, optimizers, device)
+    flag = device.overflow()
+    if flag is not None:
+        found = torch.maximum(found, flag.to(found.device))
+    found = ranks.any(found)
+    if together:
+        found = found.amax().expand(optimizers)
+    totals = _totals(gradients, sums, len(sets), peak)
+    totals = (ranks.total_maxima if peak else ranks.totals)(totals)
+    conclude = _conclude_here if device.reads_are_free else _conclude_there
+    return conclude(found, totals, sets, norm_type, finite, sums)
+
+
+def _sums(gradients: Sequence[Gradient], divisor: float, norm_type: float, exact: bool, device: Device) -> Tensor:
+    """Per gradient and unscaled: sum of squares, of powers, or the largest magnitude."""
+    values = [one.value for one in gradients]
+    scaled = [one.scaled for one in gradients]
+    if norm_type == math.inf:
+        sums = clipping.magnitudes(values)
+        unit = sums.new_tensor(divisor)
+    elif norm_type != 2.0:
+        sums = clipping.power_sums(values, norm_type)
+        unit = sums.new_tensor(divisor) ** norm_type
+    else:
+        if exact:
+            sums = clipping.exact_squares(values)
+        else:
+            sums = clipping.fast_squares(values, reads_are_free=device.reads_are_free, float64=device.supports_float64)
+        unit = sums.new_tensor(divisor * divisor)
+    if not any(scaled) or divisor == 1.0:
+        return sums
+    return sums / unit if all(scaled) else torch.where(sums.new_tensor(scaled, dtype=torch.bool), sums / unit, sums)
+
+
+def _survives(gradients: Sequence[Gradient], divisor: float) -> Tensor:
+    """Whether dividing by a divisor below 1 leaves every element finite."""
+    peaks = clipping.magnitudes([one.value for one in gradients])
+    divided = peaks / peaks.new_tensor(divisor)
+    return torch.where(peaks.new_tensor([one.scaled for one in gradients], dtype=torch.bool), divided, peaks).isfinite()
+
+
+def _by_optimizer(gradients: Sequence[Gradient], finite: Tensor, optimizers: int, device: Device) -> Tensor:
+    """fp32 flag for each optimizer: one of its gradients is not finite."""
+    bad = (~finite).float()
+    if optimizers == 1:
+        return bad.amax().reshape(1) if len(gradients) else torch.zeros(1, device=device.device)
+    flags = torch.zeros(optimizers, device=bad.device)
+    places = torch.tensor([one.part.optimizer for one in gradients], dtype=torch.int64, device=bad.device)
+    return flags.scatter_reduce(0, places, bad, "amax")
+
+
+def _totals(gradients: Sequence[Gradient], sums: Tensor, sets: int, peak: bool) -> Tensor:
+    """One total for each clip set, and one for all gradients at the end."""
+    if sets == 1:
+        total = _total(sums, peak)
+        return torch.stack((total, total))
+    places = [[at for at, one in enumerate(gradients) if one.part.clip_set == place] for place in range(sets)]
+    return torch.stack([_total(sums[some], peak) for some in places] + [_total(sums, peak)])
+
+
+def _total(sums: Tensor, peak: bool) -> Tensor:
+    if peak:
+        return sums.amax() if sums.numel() else sums.new_zeros(())
+    return clipping.fold(sums)
+
+
+def _conclude_here(
+    found: Tensor, totals: Tensor, sets: Sequence[ClipSet], norm_type: float, finite: Tensor, sums: Tensor
+) -> Decision:
+    """With Python numbers."""
+    norms = [clipping.host_norm(total, norm_type) for total in totals.tolist()]
+    coefficients = [
+        1.0 if one.max_norm is None else clipping.host_coefficient(norm, one.max_norm)
+        for one, norm in zip(sets, norms[:-1], strict=True)
+    ]
+    flags = [flag != 0 for flag in found.tolist()]
+    return Decision(found=flags, norm=norms[-1], coefficients=coefficients, finite=finite, sums=sums)
+
+
+def _conclude_there(
+    found: Tensor, totals: Tensor, sets: Sequence[ClipSet], norm_type: float, finite: Tensor, sums: Tensor
+) -> Decision:
+    """With tensors on the device."""
+    norms = clipping.device_norm(totals, norm_type)
+    coefficients = [
+        None if one.max_norm is None else clipping.clip_coefficient(norm, one.max_norm)
+        for one, norm in zip(sets, norms[:-1].unbind(), strict=True)
+    ]
+    return Decision(found=found, norm=norms[-1], coefficients=coefficients, finite=finite, sums=sums)

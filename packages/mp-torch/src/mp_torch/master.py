@@ -1,0 +1,323 @@
+"""What carries the bits that a 16-bit parameter cannot: one small class for each way.
+
+The update always works on fp32 values. ``load`` gives them, ``store_`` writes the parameter from them. A ``Weight``
+also knows where its gradient is, in the parameter's own dtype or accumulated in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from mp_torch.stochastic import random_bits16
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+__all__ = [
+    "BareWeight",
+    "CompensatedWeight",
+    "MasterWeight",
+    "RemainderWeight",
+    "StochasticWeight",
+    "Weight",
+    "join",
+    "split",
+]
+
+
+class Weight:
+    """An fp32 parameter: the update works on it directly.
+
+    Args:
+        name: the model's name for the parameter.
+        parameter: the model's own tensor.
+        original: its fp32 values before it was cast to the storage dtype; the parameter itself where it was not.
+
+    >>> weight = Weight("bias", torch.nn.Parameter(torch.ones(2)), torch.ones(2))
+    >>> weight.load() is weight.parameter.data or weight.load().data_ptr() == weight.parameter.data_ptr()
+    True
+    """
+
+    keeps_every_bit = True
+    """Whether an update too small for the parameter's dtype still counts."""
+
+    def __init__(self, name: str, parameter: nn.Parameter, original: Tensor) -> None:
+        del original
+        self.name = name
+        self.parameter = parameter
+        self.accumulated: Tensor | None = None
+        self._version = parameter._version
+
+    @property
+    def trained(self) -> Tensor:
+        """What the optimizer's parameter group holds."""
+        return self.parameter
+
+    def load(self) -> Tensor:
+        """The fp32 values that the update works on; may be changed in place."""
+        return self.parameter.detach()
+
+    def store_(self, value: Tensor, *, skipped: Tensor | None = None, update_index: int = 0, key: int = 0) -> None:
+        """Write the parameter from updated fp32 values.
+
+        Args:
+            value: fp32, what ``load`` gave, after the update.
+            skipped: on an accelerator, whether the update did not happen; the write must then change no bit.
+            update_index: number of this update, for stochastic rounding.
+            key: place of the parameter among all, for stochastic rounding.
+        """
+        self.touch()
+
+    def touch(self) -> None:
+        """Take the parameter's present bits as the engine's own."""
+        self._version = self.parameter._version
+
+    def reconcile_(self) -> bool:
+        """Follow a change that somebody else made to the parameter.
+
+        Returns:
+            Whether bits that this weight carries had to be rebuilt.
+        """
+        return False
+
+    def accumulate_(self) -> None:
+        """Move a 16-bit gradient into the fp32 sum of the window."""
+        gradient = self.parameter.grad
+        if gradient is None or gradient.dtype == torch.float32 or gradient.is_sparse:
+            return
+        if self.accumulated is None:
+            self.accumulated = gradient.float()
+        else:
+            self.accumulated += gradient.float()
+        self.parameter.grad = None
+
+    def gradient(self) -> Tensor | None:
+        """The stored gradient of the window, still scaled."""
+        if self.accumulated is not None:
+            self.accumulate_()
+            return self.accumulated
+        return self.parameter.grad
+
+    def clear_gradient(self) -> None:
+        """Forget the window's gradient."""
+        self.parameter.grad = None
+        self.accumulated = None
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep besides the parameter."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what ``state`` gave, and write the parameter that belongs to it."""
+
+    def bytes(self) -> dict[str, int]:
+        """Memory by role, without gradients and moments."""
+        parts = {"weights": self.parameter}
+        return {role: one.numel() * one.element_size() for role, one in parts.items()} | {
+            "masters": sum(one.numel() * one.element_size() for one in self.state().values())
+        }
+
+
+class BareWeight(Weight):
+    """A 16-bit parameter alone: what an update loses in rounding is lost."""
+
+    keeps_every_bit = False
+
+    def load(self) -> Tensor:
+        """The parameter, widened."""
+        return self.parameter.detach().float()
+
+    def store_(self, value: Tensor, *, skipped: Tensor | None = None, update_index: int = 0, key: int = 0) -> None:
+        """Round to nearest, ties to even."""
+        self.parameter.detach().copy_(value)
+        self.touch()
+
+
+class StochasticWeight(BareWeight):
+    """A bf16 parameter alone, written with unbiased random rounding: on average nothing is lost."""
+
+    keeps_every_bit = True
+
+    def __init__(self, name: str, parameter: nn.Parameter, original: Tensor, *, seed: int) -> None:
+        super().__init__(name, parameter, original)
+        self.seed = seed
+
+    def store_(self, value: Tensor, *, skipped: Tensor | None = None, update_index: int = 0, key: int = 0) -> None:
+        """Add 16 random bits below the kept ones and cut; a value that bf16 holds stays."""
+        bits = random_bits16(self.seed, update_index, key, count=value.numel(), device=value.device)
+        self.parameter.detach().copy_(_cut(value, bits.reshape(value.shape)))
+        self.touch()
+
+
+class CompensatedWeight(BareWeight):
+    """A bf16 parameter and, in bf16, what its last write-back rounded away (Kahan's compensation)."""
+
+    keeps_every_bit = True
+
+    def __init__(self, name: str, parameter: nn.Parameter, original: Tensor) -> None:
+        super().__init__(name, parameter, original)
+        self.compensation = (original - parameter.detach().float()).to(parameter.dtype)
+
+    def load(self) -> Tensor:
+        """Parameter plus compensation."""
+        return self.parameter.detach().float() + self.compensation.float()
+
+    def store_(self, value: Tensor, *, skipped: Tensor | None = None, update_index: int = 0, key: int = 0) -> None:
+        """Round to nearest, and keep the rest, rounded to nearest in turn."""
+        rounded = value.to(self.parameter.dtype)
+        rest = (value - rounded.float()).to(self.parameter.dtype)
+        if skipped is not None:
+            rounded = torch.where(skipped, self.parameter.detach(), rounded)
+            rest = torch.where(skipped, self.compensation, rest)
+        self.parameter.detach().copy_(rounded)
+        self.compensation.copy_(rest)
+        self.touch()
+
+    def reconcile_(self) -> bool:
+        """Compensation belongs to weights that are no more; start afresh."""
+        if self.parameter._version == self._version:
+            return False
+        self.compensation.zero_()
+        self.touch()
+        return True
+
+    def state(self) -> dict[str, Tensor]:
+        """The compensation."""
+        return {"compensation": self.compensation}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take back the compensation; the parameter is the model's own state."""
+        self.compensation.copy_(state["compensation"])
+        self.touch()
+
+
+class MasterWeight(Weight):
+    """A 16-bit parameter with an fp32 master, which the optimizer's group holds in its place."""
+
+    def __init__(self, name: str, parameter: nn.Parameter, original: Tensor) -> None:
+        super().__init__(name, parameter, original)
+        self.master = torch.nn.Parameter(original.detach().clone().float(), requires_grad=parameter.requires_grad)
+
+    @property
+    def trained(self) -> Tensor:
+        """The master."""
+        return self.master
+
+    def load(self) -> Tensor:
+        """The master."""
+        return self.master.detach()
+
+    def store_(self, value: Tensor, *, skipped: Tensor | None = None, update_index: int = 0, key: int = 0) -> None:
+        """Round the master to nearest, ties to even; a master that did not change gives the same bits again."""
+        self.parameter.detach().copy_(value)
+        self.touch()
+
+    def reconcile_(self) -> bool:
+        """Where the parameter is no longer the rounded master, take the parameter as the new master."""
+        if self.parameter._version == self._version:
+            return False
+        present = self.parameter.detach()
+        same = present == self.master.detach().to(present.dtype)
+        changed = not bool(same.all())
+        if changed:
+            self.master.detach().copy_(torch.where(same, self.master.detach(), present.float()))
+        self.touch()
+        return changed
+
+    def state(self) -> dict[str, Tensor]:
+        """The master."""
+        return {"master": self.master.detach()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take back the master, and round it into the parameter."""
+        self.master.detach().copy_(state["master"])
+        self.store_(self.load())
+
+
+class RemainderWeight(Weight):
+    """A bf16 parameter and the 16 bits below it: together the fp32 master, in half the memory of a separate one."""
+
+    def __init__(self, name: str, parameter: nn.Parameter, original: Tensor) -> None:
+        super().__init__(name, parameter, original)
+        high, self.remainder = split(original.detach().float())
+        parameter.detach().copy_(high)
+        self.touch()
+
+    def load(self) -> Tensor:
+        """Parameter and remainder, joined."""
+        return join(self.parameter.detach(), self.remainder)
+
+    def store_(self, value: Tensor, *, skipped: Tensor | None = None, update_index: int = 0, key: int = 0) -> None:
+        """Split; a value that did not change gives the same bits again."""
+        high, low = split(value)
+        self.parameter.detach().copy_(high)
+        self.remainder.copy_(low)
+        self.touch()
+
+    def reconcile_(self) -> bool:
+        """The remainder belongs to weights that are no more; start afresh."""
+        if self.parameter._version == self._version:
+            return False
+        self.remainder.zero_()
+        self.touch()
+        return True
+
+    def state(self) -> dict[str, Tensor]:
+        """The remainder."""
+        return {"remainder": self.remainder}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take back the remainder; the parameter is the model's own state."""
+        self.remainder.copy_(state["remainder"])
+        self.touch()
+
+
+def split(value: Tensor) -> tuple[Tensor, Tensor]:
+    """An fp32 value as the nearest bf16 value and the 16 bits that complete it.
+
+    Ties go away from zero here: with ties to even two fp32 values would share one pair, since an even bf16 value is
+    nearest to 65537 patterns and 16 bits tell only 65536 apart. Every NaN becomes the canonical one.
+
+    Args:
+        value: fp32, any shape.
+
+    Returns:
+        The bf16 value and an int16 remainder, from which ``join`` makes the same bits again.
+
+    >>> high, low = split(torch.tensor([1.00390625]))  # half way between 1 and the next bf16 value
+    >>> high.item(), join(high, low).item()
+    (1.0078125, 1.00390625)
+    """
+    bits = torch.where(value.isnan(), value.new_tensor(torch.nan), value).view(torch.int32)
+    low = bits.to(torch.int16)  # keeps the low half
+    high = ((bits >> 16) + (low < 0)).to(torch.int16)
+    return high.view(torch.bfloat16), low
+
+
+def join(high: Tensor, low: Tensor) -> Tensor:
+    """The fp32 value whose halves ``split`` gave.
+
+    Args:
+        high: bf16.
+        low: int16, the remainder.
+
+    Returns:
+        fp32, the same bits that were split.
+
+    >>> join(torch.tensor([1.0], dtype=torch.bfloat16), torch.tensor([0], dtype=torch.int16))
+    tensor([1.])
+    """
+    below = low.to(torch.int32) & 0xFFFF
+    above = (high.view(torch.int16).to(torch.int32) - (low < 0).to(torch.int32)) << 16
+    return (above | below).view(torch.float32)
+
+
+def _cut(value: Tensor, bits: Tensor) -> Tensor:
+    """fp32 to bf16: add the random bits below the kept ones, then cut; infinities and NaNs are left to the cast."""
+    pattern = value.view(torch.int32)
+    cut = ((pattern + bits) >> 16).to(torch.int16).view(torch.bfloat16)
+    return torch.where(value.isfinite(), cut, value.to(torch.bfloat16))

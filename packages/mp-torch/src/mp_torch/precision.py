@@ -1,0 +1,191 @@
+"""What runs in which precision: autocast that cannot go stale, rules by op, rules by module.
+
+Autocast's cache of cast weights is switched off: a cast weight that is kept goes stale as soon as anybody changes the
+weight, and without it no forward under ``no_grad`` can poison the next one. Each use of a weight casts it, as most models
+use each weight once.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mp_torch.dtypes import nearest
+from mp_torch.errors import AmpConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import nn
+
+__all__ = ["SAFE_MODULES", "SAFE_OPS", "OpRules", "functions_named", "matching", "run_in_region_"]
+
+SAFE_OPS = (
+    "softmax", "softmin", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm", "instance_norm", "normalize",
+    "cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "kl_div",
+)  # fmt: skip
+"""Functions that lose too much in 16 bits: sums over many terms, and losses."""
+
+SAFE_MODULES = (
+    "re:class .*(BatchNorm|SyncBatchNorm)",
+    "re:class .*(Rotary|RoPE|Positional?Enc|Position.*Embed|Sinusoid)",
+)
+"""Modules that keep fp32: statistics, and positions, which past 256 are not even whole numbers' neighbours in bf16."""
+
+_HOMES = (torch, torch.nn.functional, torch.Tensor, torch.special, torch.linalg)
+
+
+def functions_named(name: str) -> list[Callable[..., Any]]:
+    """Every function of torch that has this name: as a function, as a method, in ``torch.nn.functional``.
+
+    Args:
+        name: such as "softmax".
+
+    Returns:
+        At least one function.
+
+    Raises:
+        AmpConfigError: torch has none.
+
+    >>> len(functions_named("softmax")) >= 3
+    True
+    """
+    found = [function for home in _HOMES if callable(function := getattr(home, name, None))]
+    if not found:
+        known = {one for home in _HOMES for one in dir(home) if not one.startswith("_")}
+        raise AmpConfigError(
+            f"op_rules[{name!r}]: torch, torch.nn.functional, torch.Tensor, torch.special and torch.linalg have no function "
+            f"{name!r}{nearest(name, known)}"
+        )
+    return found
+
+
+class OpRules(TorchFunctionMode):
+    """Runs functions of torch by name in the precision that a rule says.
+
+    A rule holds for the call that Python code makes; a function that computes a softmax inside is its own function. It
+    takes part in tracing by ``torch.compile``, and autograd carries it into recomputation.
+
+    Args:
+        rules: name -> "fp32", "lower_precision_fp" or "promote".
+        device_type: whose autocast the rules stand above.
+        lower: the 16-bit dtype.
+
+    >>> with OpRules({"softmax": "fp32"}, device_type="cpu", lower=torch.bfloat16):
+    ...     torch.softmax(torch.zeros(2, dtype=torch.bfloat16), -1).dtype
+    torch.float32
+    """
+
+    def __init__(self, rules: Mapping[str, str], *, device_type: str, lower: torch.dtype) -> None:
+        super().__init__()
+        self.table = {function: rule for name, rule in rules.items() for function in functions_named(name)}
+        self.device_type = device_type
+        self.lower = lower
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Cast and run with autocast off if a rule names the function; else just run."""
+        rule = self.table.get(func)
+        if rule is None:
+            return func(*args, **(kwargs or {}))
+        return _run(func, args, kwargs or {}, self.device_type, self._dtype(rule, args))
+
+    def _dtype(self, rule: str, args: tuple[Any, ...]) -> torch.dtype:
+        if rule == "fp32":
+            return torch.float32
+        if rule == "lower_precision_fp":
+            return self.lower
+        widest = self.lower
+        for one in _tensors(args):
+            widest = torch.promote_types(widest, one.dtype)
+        return widest
+
+
+def _run(func: Callable[..., Any], args: Any, kwargs: Any, device_type: str, dtype: torch.dtype) -> Any:
+    """Call with floating tensors cast to ``dtype``, and autocast off so that it does not cast them back."""
+    with torch.autocast(device_type, enabled=False):
+        return func(*_cast(args, dtype), **_cast(kwargs, dtype))
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        castable = value.is_floating_point() and value.dtype != torch.float64 and value.dtype != dtype
+        return value.to(dtype) if castable else value
+    if type(value) in (list, tuple):
+        return type(value)(_cast(one, dtype) for one in value)
+    if type(value) is dict:
+        return {key: _cast(one, dtype) for key, one in value.items()}
+    return value
+
+
+def _tensors(args: Iterable[Any]) -> Iterable[torch.Tensor]:
+    for one in args:
+        if isinstance(one, torch.Tensor) and one.is_floating_point():
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors(one)
+
+
+def matching(model: nn.Module, patterns: Iterable[str]) -> dict[str, str]:
+    """Which modules the patterns name.
+
+    Args:
+        model: the whole.
+        patterns: a glob over dotted names, ``re:...`` over ``"name"`` or ``"class module.Name"``, or ``class:module.Name``.
+
+    Returns:
+        Module name -> the pattern that matched first.
+
+    Raises:
+        AmpConfigError: a pattern of the user names no module.
+
+    >>> matching(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.LayerNorm(1)), ["class:torch.nn.modules.normalization.LayerNorm"])
+    {'1': 'class:torch.nn.modules.normalization.LayerNorm'}
+    """
+    import fnmatch
+    import re
+
+    def hit(pattern: str, name: str, module: nn.Module) -> bool:
+        classes = [f"{one.__module__}.{one.__qualname__}" for one in type(module).__mro__]
+        if pattern.startswith("class:"):
+            return pattern.removeprefix("class:") in classes
+        if pattern.startswith("re:"):
+            regex = re.compile(pattern.removeprefix("re:"))
+            return bool(regex.search(name) or regex.match("class " + classes[0]))
+        return fnmatch.fnmatchcase(name, pattern)
+
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        for pattern in patterns:
+            if name not in found and hit(pattern, name, module):
+                found[name] = pattern
+    return found
+
+
+def run_in_region_(module: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+    """Make a module compute in one dtype, whatever surrounds it.
+
+    Args:
+        module: its ``forward`` gets its floating inputs cast, and runs with autocast off. Survives ``copy.deepcopy`` and
+            tracing by ``torch.compile``.
+        device_type: whose autocast is switched off.
+        dtype: fp32, or the lower one.
+
+    >>> linear = torch.nn.Linear(2, 2)
+    >>> run_in_region_(linear, "cpu", torch.float32)
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     linear(torch.zeros(1, 2)).dtype
+    torch.float32
+    """
+    module._mp_region = (device_type, dtype)  # type: ignore[assignment]
+    if "forward" not in module.__dict__:
+        module.forward = types.MethodType(_region_forward, module)
+
+
+def _region_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    device_type, dtype = self._mp_region
+    return _run(types.MethodType(type(self).forward, self), args, kwargs, device_type, dtype)

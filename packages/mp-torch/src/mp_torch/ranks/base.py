@@ -1,0 +1,67 @@
+"""What the engine asks of the processes that train together: agree on norms, on finiteness, on every decision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    import torch
+
+__all__ = ["Ranks"]
+
+
+class Ranks(Protocol):
+    """All processes that hold a part of the model.
+
+    Every method is collective: all ranks call it at the same place with tensors of the same shape, also a rank that has
+    no gradient. None of them reads a value on the host. What they return is equal on all ranks, so that whatever is
+    decided from it is decided once.
+    """
+
+    @property
+    def count(self) -> int:
+        """How many ranks there are."""
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of a micro-step.
+
+        Args:
+            last: gradients are exchanged in this one; in the others they stay on their rank.
+        """
+
+    def tensor_sums(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Add what the ranks hold of each logical tensor; one that is replicated counts once.
+
+        Args:
+            sums: float64, one sum of powers for each of ``parameters``, local.
+            parameters: their parameters, which tell how they are laid out.
+
+        Returns:
+            float64, the sums over the whole tensors.
+        """
+
+    def tensor_maxima(self, maxima: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """As ``tensor_sums``, for the largest magnitude."""
+
+    def totals(self, totals: torch.Tensor) -> torch.Tensor:
+        """Add totals over ranks that hold different tensors (pipeline stages).
+
+        Args:
+            totals: float64, one for each set of tensors that is clipped together.
+        """
+
+    def total_maxima(self, maxima: torch.Tensor) -> torch.Tensor:
+        """As ``totals``, for the largest magnitude."""
+
+    def any(self, flags: torch.Tensor) -> torch.Tensor:
+        """Which flags are set on any rank.
+
+        Args:
+            flags: fp32, 0.0 or 1.0.
+        """
+
+    def any_gradient(self, here: bool) -> bool:
+        """Whether any rank has a gradient at all; decides whether a step has anything to do."""
