@@ -36,7 +36,7 @@ def kernels(arithmetic: Arithmetic) -> dict[str, tuple[int, Callable[..., Any]]]
     >>> len(kernels(FastArithmetic()))
     2
     """
-    forward, backward = _widened() if arithmetic.whole else _from_products(arithmetic)
+    forward, backward = _widened(arithmetic) if arithmetic.whole else _from_products(arithmetic)
     return {_FORWARD: (0, forward), _BACKWARD: (0, backward)}
 
 
@@ -45,14 +45,15 @@ def _wide(mask: torch.Tensor | None) -> torch.Tensor | None:
     return mask.float() if mask is not None and mask.dtype.is_floating_point else mask
 
 
-def _widened() -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _widened(arithmetic: Arithmetic) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Torch's fp32 kernels between an exact widening and one rounding; the log-sum-exp stays fp32."""
+    widen = arithmetic.widen
     attend, differentiate = native(_FORWARD), native(_BACKWARD)
 
     def forward(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, attn_mask: Any = None, scale: Any = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, logsumexp = attend(q.float(), k.float(), v.float(), *args, attn_mask=_wide(attn_mask), scale=scale)
+        out, logsumexp = attend(widen(q), widen(k), widen(v), *args, attn_mask=_wide(attn_mask), scale=scale)
         return out.to(q.dtype), logsumexp
 
     def backward(  # the rounded output is what the device has kept
@@ -65,7 +66,7 @@ def _widened() -> tuple[Callable[..., Any], Callable[..., Any]]:
         attn_mask: Any = None,
         scale: Any = None,
     ) -> tuple[torch.Tensor, ...]:
-        wide = [x.float() for x in (grad, q, k, v, out)]
+        wide = [*map(widen, (grad, q, k, v)), out.float()]
         grads = differentiate(*wide, *args, attn_mask=_wide(attn_mask), scale=scale)
         return tuple(part.to(q.dtype) for part in grads)
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+import mp_reference as mp
 from mp_reference.spec.op_rules import DEVICES, op_rules
-from mp_torch.emulate.arithmetic import FastArithmetic
-from mp_torch.emulate.kernels import install_arithmetic
+from mp_reference.spec.tensor_cores import ARCHITECTURES
+from mp_torch.emulate.arithmetic import LOW_DTYPES, EmulatedArithmetic, FastArithmetic
+from mp_torch.emulate.kernels import install_arithmetic, install_kernels
 from mp_torch.emulate.outputs import OutputMode
 from mp_torch.emulate.recurrent import install_recurrent
 from mp_torch.emulate.rules import install_rules
 from mp_torch.errors import AmpConfigError, AmpStateError, UnsupportedDeviceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from torch import nn
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ARITHMETICS", "Emulation", "emulate"]
 
-ARITHMETICS = ("fast",)
+ARITHMETICS = ("fast", "tensor-core", "fp16-accumulate", "exact")
 """How 16-bit matrices can be multiplied."""
 
 _AUTOCAST_DTYPES = {"fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
@@ -53,6 +56,7 @@ class Emulation:
         arithmetic: how the matmul family multiplies 16-bit operands.
         overflow: "ieee" overflows to infinity; "saturate" to the largest finite value, and NaN becomes 0.
         subnormals: False flushes subnormal 16-bit results to zeros of the same sign.
+        kernels: NumPy functions for further ops, as for ``install_kernels``; None leaves them to torch.
     """
 
     device: str = "cuda"
@@ -61,6 +65,7 @@ class Emulation:
     arithmetic: str = "fast"
     overflow: str = "ieee"
     subnormals: bool = True
+    kernels: Mapping[str, Callable[..., Any]] | None = field(default=None, repr=False)
     _exits: list[ExitStack] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +75,15 @@ class Emulation:
         _one_of("overflow", self.overflow, ("ieee", "saturate"))
         if self.precision is not None:
             _one_of("precision", self.precision, PRECISIONS)
+        if self.arch is None and self.arithmetic == "tensor-core":
+            raise AmpConfigError(
+                f"emulate: arithmetic='tensor-core' needs arch, one of {', '.join(ARCHITECTURES)}; "
+                "or take arithmetic='fast', which has no architecture"
+            )
+        if self.arch is not None and self.arithmetic in ("fast", "exact"):
+            _one_of("arch", self.arch, ARCHITECTURES)
+        else:
+            self._accumulators()
 
     def __enter__(self) -> Emulation:
         """Put the emulation in force."""
@@ -113,9 +127,30 @@ class Emulation:
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)  # off under autocast on every other device
         stack.callback(install_arithmetic(self._multiplier()))
+        if self.kernels is not None:
+            stack.callback(install_kernels(self.kernels))
+
+    def _accumulators(self) -> dict[torch.dtype, Any]:
+        """What products accumulate in, by operand dtype; empty where torch's own fp32 products serve."""
+        if self.arithmetic == "fast":
+            return {}
+        if self.arithmetic == "exact":
+            return dict.fromkeys(LOW_DTYPES, "exact")
+        try:
+            if self.arithmetic == "fp16-accumulate":
+                half = mp.FP16 if self.arch is None else mp.tensor_core(self.arch, result=mp.FP16)
+                return {torch.float16: half, torch.bfloat16: mp.BF16}
+            unit = mp.tensor_core(str(self.arch))
+        except ValueError as error:
+            raise AmpConfigError(f"emulate: arch={self.arch!r} cannot be emulated: {error}") from error
+        dtypes = (*LOW_DTYPES, torch.float32) if self.precision == "tf32" else LOW_DTYPES
+        return dict.fromkeys(dtypes, unit)
 
     def _multiplier(self) -> Arithmetic:
-        return FastArithmetic()
+        """What multiplies matrices."""
+        if self.arithmetic == "fast":
+            return FastArithmetic(tf32=self.precision == "tf32")
+        return EmulatedArithmetic(self._accumulators())
 
 
 _lock = threading.Lock()
@@ -155,6 +190,7 @@ def emulate(
     overflow: str = "ieee",
     subnormals: bool = True,
     model: nn.Module | None = None,
+    kernels: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Emulation:
     """Let CPU tensors follow another device's op rules and matmul arithmetic, inside a ``with``.
 
@@ -166,6 +202,7 @@ def emulate(
             rounded to 16 bits), "exact" (correctly rounded).
         overflow: "ieee", or "saturate" for hardware that has no infinity.
         subnormals: False for hardware that flushes subnormal results.
+        kernels: NumPy functions that compute further ops, by name; as for ``mp_torch.emulate.kernels.install_kernels``.
         model: if given, it is checked to lie on the CPU, where alone it can be emulated.
 
     Returns:
@@ -192,6 +229,7 @@ def emulate(
         arithmetic=arithmetic,
         overflow=overflow,
         subnormals=subnormals,
+        kernels=kernels,
     )
 
 

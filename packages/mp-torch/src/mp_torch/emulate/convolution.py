@@ -34,21 +34,22 @@ def kernels(arithmetic: Arithmetic) -> dict[str, tuple[int, Callable[..., Any]]]
     >>> sorted(kernels(FastArithmetic()))
     ['aten::convolution', 'aten::convolution_backward']
     """
-    forward, backward = _widened() if arithmetic.whole else _from_products(arithmetic)
+    forward, backward = _widened(arithmetic) if arithmetic.whole else _from_products(arithmetic)
     return {"aten::convolution": (0, forward), "aten::convolution_backward": (0, backward)}
 
 
-def _widened() -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _widened(arithmetic: Arithmetic) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Torch's fp32 kernels between an exact widening and one rounding."""
+    widen = arithmetic.widen
     convolve, differentiate = native("aten::convolution"), native("aten::convolution_backward")
 
     def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any) -> torch.Tensor:
-        wide = convolve(x.float(), weight.float(), None if bias is None else bias.float(), *geometry)
+        wide = convolve(widen(x), widen(weight), None if bias is None else bias.float(), *geometry)
         rounded: torch.Tensor = wide.to(x.dtype)
         return rounded
 
     def backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *geometry: Any) -> tuple[Any, ...]:
-        wide = differentiate(grad.float(), x.float(), weight.float(), *geometry)
+        wide = differentiate(widen(grad), widen(x), widen(weight), *geometry)
         return tuple(None if part is None else part.to(grad.dtype) for part in wide)
 
     return forward, backward

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from mp_torch.emulate import attention, convolution
-from mp_torch.emulate.arithmetic import LOW_DTYPES, Arithmetic
+from mp_torch.emulate.arithmetic import LOW_DTYPES, from_numpy, to_numpy
 from mp_torch.emulate.dispatcher import Overrides, native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
+    from mp_torch.emulate.arithmetic import Arithmetic
 
-__all__ = ["install_arithmetic", "matmul_kernels"]
+__all__ = ["install_arithmetic", "install_kernels", "matmul_kernels"]
 
 
 def _addend_first(arithmetic: Arithmetic) -> Callable[..., torch.Tensor]:
@@ -73,11 +76,13 @@ def matmul_kernels(arithmetic: Arithmetic) -> Mapping[str, tuple[int, Callable[.
     }
 
 
-def _for_low_dtypes(original: Callable[..., Any], position: int, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Emulate 16-bit operands, leave every other dtype to torch's own kernel."""
+def _for_dtypes(
+    dtypes: tuple[torch.dtype, ...], original: Callable[..., Any], position: int, kernel: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Emulate operands of these dtypes, leave every other to torch's own kernel."""
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        if args[position].dtype in LOW_DTYPES:
+        if args[position].dtype in dtypes:
             return kernel(*args, **kwargs)
         return original(*args, **kwargs)
 
@@ -121,16 +126,64 @@ def install_arithmetic(arithmetic: Arithmetic) -> Callable[[], None]:
     2.0
     >>> restore()
     """
+    dtypes = arithmetic.dtypes
     replaced: dict[str, Callable[..., Any]] = {}
     for name, (position, kernel) in matmul_kernels(arithmetic).items():
-        replaced[name] = _for_low_dtypes(native(name), position, kernel)
+        replaced[name] = _for_dtypes(dtypes, native(name), position, kernel)
         if name in _WITH_VARIANTS:
-            replaced[f"{name}.out"] = _for_low_dtypes(native(f"{name}.out"), position, _into(kernel))
+            replaced[f"{name}.out"] = _for_dtypes(dtypes, native(f"{name}.out"), position, _into(kernel))
         if name in _WITH_VARIANTS and position == 1:
-            replaced[f"{name}_"] = _for_low_dtypes(native(f"{name}_"), position, _in_place(kernel))
+            replaced[f"{name}_"] = _for_dtypes(dtypes, native(f"{name}_"), position, _in_place(kernel))
     kernels = Overrides()
     for name, replacement in replaced.items():
         kernels.put(name, replacement, "CPU")
+    return kernels.remove
+
+
+def _through_numpy(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch's kernel decides shapes and dtypes, a NumPy function the values, rounded once each."""
+    original = native(name)
+
+    def array(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return to_numpy(x.float() if x.dtype in LOW_DTYPES else x)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        expected = original(*args, **kwargs)
+        found = function(*map(array, args), **{key: array(x) for key, x in kwargs.items()})
+        parts = expected if isinstance(expected, tuple) else (expected,)
+        values = found if isinstance(found, tuple) else (found,)
+        for part, value in zip(parts, values, strict=True):
+            if value is not None:
+                part.copy_(from_numpy(np.array(value, order="C")).to(part.dtype))
+        return expected
+
+    return kernel
+
+
+def install_kernels(functions: Mapping[str, Callable[..., Any]]) -> Callable[[], None]:
+    """Compute other ops by NumPy functions instead of torch's CPU kernels, in the whole process.
+
+    Args:
+        functions: by the op's name in the aten namespace, such as ``native_layer_norm`` or ``sum.dim_IntList``: a
+            function of the op's arguments, 16-bit ones widened to float32, that returns the op's results as arrays of
+            their shapes, unrounded; None leaves torch's own value. Each is rounded once to the dtype that torch gives.
+
+    Returns:
+        A function that puts torch's own kernels back; calling it twice is harmless.
+
+    Source: the caller's functions.
+
+    >>> import torch
+    >>> restore = install_kernels({"tanh": lambda x: 2 * x})
+    >>> torch.tanh(torch.ones(1, dtype=torch.float16)).item()
+    2.0
+    >>> restore()
+    """
+    kernels = Overrides()
+    for name, function in functions.items():
+        kernels.put(f"aten::{name}", _through_numpy(f"aten::{name}", function), "CPU")
     return kernels.remove
 
 
