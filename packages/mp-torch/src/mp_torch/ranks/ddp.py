@@ -1,0 +1,76 @@
+"""DistributedDataParallel: the same gradients on every rank, exchanged in the dtype and divided where the user says."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.futures import Future
+
+from mp_torch.errors import AmpConfigError
+from mp_torch.ranks.average import WIRE, factors, mean_
+from mp_torch.ranks.group import GroupRanks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor
+    from torch.distributed import GradBucket
+    from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["DataParallelRanks"]
+
+
+class DataParallelRanks(GroupRanks):
+    """The ranks of a model that is wrapped in ``DistributedDataParallel``.
+
+    All of them hold the same gradients once these are exchanged, so norms need no exchange of their own; the decision
+    is exchanged all the same, because a rank may have changed its gradients by hand.
+
+    Args:
+        model: the wrapped model; gets a communication hook.
+        parameters: the parameters that are trained, by name.
+        reduce_dtype: what gradients travel in: "fp32", "fp16" or "bf16". They are kept in the parameters' dtype.
+        divide: where the sum is divided by the number of ranks: "before", "after" or "split".
+
+    Raises:
+        AmpConfigError: an unknown choice, or the model has a communication hook already.
+    """
+
+    def __init__(
+        self, model: DistributedDataParallel, parameters: Mapping[str, Tensor], *, reduce_dtype: str, divide: str
+    ) -> None:
+        if reduce_dtype not in WIRE:
+            raise AmpConfigError(f"reduce_dtype={reduce_dtype!r} must be one of {', '.join(map(repr, WIRE))}")
+        factors(divide, 1)
+        super().__init__(parameters, model.process_group)
+        self._wire, self._divide, self._exchange = WIRE[reduce_dtype], divide, True
+        try:
+            model.register_comm_hook(None, self._hook)
+        except RuntimeError as error:
+            raise AmpConfigError(
+                "the model has a communication hook of its own, and DistributedDataParallel takes one; leave it to the "
+                "engine (reduce_dtype='fp16', divide='after'), or wrap the model anew"
+            ) from error
+
+    def _hook(self, state: Any, bucket: GradBucket) -> Future[Tensor]:  # noqa: ARG002  # torch asks for both names
+        done: Future[Tensor] = Future()
+        if self._exchange:
+            mean_(bucket.buffer(), self.group, self._wire, self._divide)
+        done.set_result(bucket.buffer())
+        return done
+
+    @contextmanager
+    def micro_step(self, *, last: bool) -> Iterator[None]:
+        """Exchange gradients in the last micro-step only; in the others they are added up on their rank."""
+        self._exchange = last
+        yield
+        self._exchange = True
+
+    def tensor_sums(self, sums: Tensor, parameters: Sequence[Tensor]) -> Tensor:  # noqa: ARG002  # all ranks know them
+        """The sums themselves."""
+        return sums
+
+    def tensor_maxima(self, maxima: Tensor, parameters: Sequence[Tensor]) -> Tensor:  # noqa: ARG002  # as above
+        """The maxima themselves."""
+        return maxima

@@ -1,0 +1,85 @@
+"""Several ranks that decide together: every sum counts each logical number once, every flag is raised for all."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed
+
+from mp_torch.ranks.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+__all__ = ["GroupRanks"]
+
+SUM, MAX = distributed.ReduceOp.SUM, distributed.ReduceOp.MAX
+
+
+class GroupRanks:
+    """The ranks of a process group. Making one is collective: the ranks exchange who holds what.
+
+    Args:
+        parameters: the parameters that this rank trains, by the model's names.
+        group: the ranks that decide together; all ranks unless given.
+        stage: this rank's stage of a pipeline.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], group: ProcessGroup | None = None, stage: int = 0) -> None:
+        self.group = distributed.group.WORLD if group is None else group
+        self.stage = stage
+        self.layout = Layout(parameters, self.group, stage)
+
+    @property
+    def count(self) -> int:
+        """How many ranks there are."""
+        return self.group.size()
+
+    @contextmanager
+    def micro_step(self, *, last: bool) -> Iterator[None]:  # noqa: ARG002  # nothing is exchanged here
+        """Gradients stay as backward made them."""
+        yield
+
+    def tensor_sums(self, sums: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """Add what the ranks hold of each logical tensor; a part that several hold counts once. One collective."""
+        return self._over_all(sums, parameters, SUM)
+
+    def tensor_maxima(self, maxima: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """The largest over each logical tensor; NaN if a part of it is. Two collectives: a maximum may lose a NaN."""
+        unknown = self._over_all(maxima.isnan().float(), parameters, MAX)
+        peak = self._over_all(torch.where(maxima.isnan(), 0.0, maxima), parameters, MAX)
+        return torch.where(unknown != 0, torch.nan, peak)
+
+    def totals(self, totals: Tensor) -> Tensor:
+        """Add the stages' totals; where there is one stage they are complete."""
+        if self.layout.stages == 1:
+            return totals
+        mine = totals if self.layout.first_of_stage else torch.zeros_like(totals)
+        return self._reduced(mine, SUM)
+
+    def total_maxima(self, maxima: Tensor) -> Tensor:
+        """The largest over the stages."""
+        return maxima if self.layout.stages == 1 else self._reduced(maxima, MAX)
+
+    def any(self, flags: Tensor) -> Tensor:
+        """Which flags are set on any rank. One collective."""
+        return self._reduced(flags, MAX)
+
+    def any_gradient(self, here: bool) -> bool:
+        """Whether any rank has a gradient. One collective, and the host waits for it."""
+        flag = torch.tensor(float(here), device=self.layout.device)
+        return bool(self._reduced(flag, MAX).item())
+
+    def _over_all(self, values: Tensor, parameters: Sequence[Tensor], op: distributed.ReduceOp.RedOpType) -> Tensor:
+        whole = self._reduced(self.layout.spread(values, parameters), op)
+        return whole[self.layout.places(parameters)]
+
+    def _reduced(self, values: Tensor, op: distributed.ReduceOp.RedOpType) -> Tensor:
+        values = values.clone()
+        distributed.all_reduce(values, op=op, group=self.group)
+        return values

@@ -1,0 +1,141 @@
+"""Worker processes that are started once: a test sends them a function, each runs it as one rank of a fresh group."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import multiprocessing as mp
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+    from types import ModuleType
+
+WORLD = 4  # workers; a job takes the first ``world`` of them
+PRELOADED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint",
+             "torch.distributed.pipelining", "mp_torch")  # fmt: skip
+
+
+class RankFailedError(AssertionError):
+    """What the ranks of a job raised, or which of them did not answer in time."""
+
+
+class Pool:
+    """``pool.run(job, world, *arguments)`` gives the list of what ``job(*arguments)`` returned on each rank.
+
+    The process group is made for the job and destroyed after it, so one test cannot poison the next; a job that does
+    not come back is killed with its processes, and the next job gets new ones.
+    """
+
+    def __init__(self) -> None:
+        self._context = mp.get_context("spawn")
+        self._processes: list[Any] = []
+        self._ends: list[Connection] = []
+
+    def run(self, job: Callable[..., Any], world: int, *arguments: Any, timeout: float = 60.0) -> list[Any]:
+        """Run a function of a test module on ``world`` ranks at once."""
+        answers = self.answers(job, world, *arguments, timeout=timeout)
+        failures = [f"rank {rank}:\n{answer}" for rank, (good, answer) in enumerate(answers) if not good]
+        if failures:
+            raise RankFailedError("\n".join(failures))
+        return [answer for _, answer in answers]
+
+    def answers(self, job: Callable[..., Any], world: int, *arguments: Any, timeout: float = 60.0) -> list[Any]:
+        """Like ``run``, but ``(True, result)`` or ``(False, traceback)`` of each rank."""
+        self._start()
+        with tempfile.TemporaryDirectory() as folder:
+            store = f"file://{folder}/store"
+            for rank, end in enumerate(self._ends[:world]):
+                end.send((job.__code__.co_filename, job.__name__, store, rank, world, arguments, timeout))
+            deadline = time.monotonic() + timeout
+            waiting = [end.poll(max(deadline - time.monotonic(), 0)) for end in self._ends[:world]]
+            if not all(waiting):
+                self.close(kill=True)
+                late = [rank for rank, came in enumerate(waiting) if not came]
+                raise RankFailedError(f"ranks {late} did not answer within {timeout} s")
+            return [end.recv() for end in self._ends[:world]]
+
+    def _start(self) -> None:
+        if self._processes and all(process.is_alive() for process in self._processes):
+            return
+        self.close(kill=True)
+        for _ in range(WORLD):
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=work, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._ends.append(ours)
+        for end in self._ends:
+            assert end.poll(120), "a worker did not start"
+            end.recv()
+
+    def close(self, *, kill: bool = False) -> None:
+        """Let the workers go."""
+        for process, end in zip(self._processes, self._ends, strict=True):
+            if kill:
+                process.kill()
+            else:
+                end.send(None)
+            process.join(20)
+            end.close()
+        self._processes, self._ends = [], []
+
+
+def work(end: Connection) -> None:
+    """The life of a worker: import once, then one job after another."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    modules: dict[str, ModuleType] = {}
+    end.send("ready")
+    while (message := end.recv()) is not None:
+        path, name, store, rank, world, arguments, timeout = message
+        faulthandler.dump_traceback_later(max(timeout - 2, 1), file=sys.__stderr__)
+        try:
+            if path not in modules:
+                modules[path] = load(path)
+            end.send((True, one_job(getattr(modules[path], name), store, rank, world, arguments, timeout)))
+        except BaseException:  # whatever it is, the test must see it
+            end.send((False, traceback.format_exc()))
+        faulthandler.cancel_dump_traceback_later()
+
+
+def one_job(
+    job: Callable[..., Any], store: str, rank: int, world: int, arguments: tuple[Any, ...], timeout: float
+) -> Any:
+    """Make the group, run, destroy the group."""
+    from datetime import timedelta
+
+    import torch
+    from torch import distributed
+
+    torch.manual_seed(0)
+    wait = timedelta(seconds=max(timeout - 5, 1))
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=wait)
+    try:
+        return job(*arguments)
+    finally:
+        distributed.destroy_process_group()
+
+
+def load(path: str) -> ModuleType:
+    """A test module by its path, since tests are not installed."""
+    name = f"job_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
