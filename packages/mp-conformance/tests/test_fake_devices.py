@@ -227,6 +227,9 @@ assert torch.equal(type(x).__tensor_unflatten__({"raw": x.raw}, meta, None, None
 view = x[:1]
 view += 1
 assert x.cpu().tolist() == [2.0, 1.0]          # views share storage
+parameter = torch.nn.Parameter(x)
+parameter.data = parameter.data.half()         # as casting a model in place does
+assert parameter.dtype == torch.float16 and (parameter * 1).cpu().dtype == torch.float16
 """,
     )
 

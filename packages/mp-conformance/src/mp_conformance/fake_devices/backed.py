@@ -46,6 +46,17 @@ class BackedTensor(torch.Tensor):
 
     __torch_function__: Any = _disabled_torch_function_impl
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The tensor without its history, as in torch."""
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined,no-any-return]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """Take another tensor's place, the held one too."""
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self.raw = self.backing.held(value)
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # its keyword is torch's own affair
         """Where it pretends to be, and what it holds."""
         return f"BackedTensor({self.raw!r}, device='{self.device}')"
@@ -138,7 +149,7 @@ class BackedDevice:
         if name in _HOST_READS or (arrives and not kwargs.get("non_blocking")):
             self.host_syncs.append(name)
         on_cpu = {**kwargs, "device": "cpu"} if target is not None else kwargs
-        raw_args, raw_kwargs = tree_map(self._raw, args), tree_map(self._raw, on_cpu)
+        raw_args, raw_kwargs = tree_map(self.held, args), tree_map(self.held, on_cpu)
         result = self.substitutes.get(name, func)(*raw_args, **raw_kwargs)
         self._take_effect(func, raw_args, raw_kwargs, result)
         if not lands_here or name == "aten::_local_scalar_dense":
@@ -161,7 +172,8 @@ class BackedDevice:
         for tensor in written:
             self.effect(func, tensor)
 
-    def _raw(self, value: Any) -> Any:
+    def held(self, value: Any) -> Any:
+        """The CPU tensor behind a tensor of this device; anything else as it is."""
         return value.raw if isinstance(value, BackedTensor) else value
 
     def _wrap(self, value: torch.Tensor) -> torch.Tensor:
@@ -178,5 +190,5 @@ class BackedDevice:
 
     def _copy_from(self, source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         del non_blocking  # the CPU copies at once
-        self._raw(target).copy_(self._raw(source))
+        self.held(target).copy_(self.held(source))
         return target
