@@ -26,5 +26,5 @@ RECIPES = (
     Recipe("fp16-mixed, scaled", "fp16-mixed", {"loss_scale": DYNAMIC}),
     Recipe("fp16-mixed, unscaled", "fp16-mixed", {"loss_scale": LossScale.off()}),
     Recipe("bf16-true, masters", "bf16-true"),
-    Recipe("bf16-true, none", "bf16-true", {"master_weights": "none"}),
+    Recipe("bf16-true, no masters", "bf16-true", {"master_weights": "none"}),
 )

@@ -88,7 +88,7 @@ def picture(runs: list[Run], text: str, path: Path) -> None:
             difference = [ours - theirs for ours, theirs in zip(curve, reference, strict=True)]
             differences.plot(steps, difference, color=colour, linestyle=dash, linewidth=1.1)
         losses.set_ylabel("training loss (nats per byte)")
-        differences.set_ylabel("loss less\nfp32's loss")
+        differences.set_ylabel("loss minus\nthat of fp32")
         losses.legend(title="precision (held-out loss)", alignment="left", handlelength=2.4)
         losses.set_title(f"Byte-level GPT on the {text}", loc="left", fontsize=9)
         _draw_scale(scale, max(runs, key=lambda run: len(set(run.loss_scales))))
@@ -107,4 +107,4 @@ def _draw_scale(axes: mpl.axes.Axes, run: Run) -> None:
     axes.set_ylabel("loss scale")
     axes.set_xlabel("step")
     if skipped:
-        axes.legend(loc="upper right", handletextpad=0.2)
+        axes.legend(loc="lower right", handletextpad=0.2)
