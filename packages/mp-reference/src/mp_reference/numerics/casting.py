@@ -35,10 +35,10 @@ def cast_as(x: ArrayLike, fmt: FloatFormat, producer: str) -> NDArray[Any]:
     Source: the row's own ``source`` field.
 
     >>> from mp_reference import E4M3FN
-    >>> cast_as(np.float32([465.0, np.inf]), E4M3FN, "torch-cpu")
-    array([448, 448], dtype=float8_e4m3fn)
-    >>> cast_as(np.float32([465.0, np.inf]), E4M3FN, "ml_dtypes")
-    array([nan, nan], dtype=float8_e4m3fn)
+    >>> cast_as(np.float32([465.0, np.inf]), E4M3FN, "torch-cpu").tolist()
+    [448.0, 448.0]
+    >>> cast_as(np.float32([465.0, np.inf]), E4M3FN, "ml_dtypes").tolist()
+    [nan, nan]
     """
     rule = cast_rule(producer, fmt.name)
     values = np.asarray(x)

@@ -118,7 +118,7 @@ def round_exact(
         magnitude = _largest(fmt, overflow) if overflow == "saturate" or not fmt.has_inf else math.inf
         return math.copysign(magnitude, value)
     exact = abs(to_fraction(value))
-    if subnormals == "flush-before" and exact < Fraction(fmt.min_normal):
+    if subnormals == "flush-before" and fmt.has_zero and exact < Fraction(fmt.min_normal):
         return _signed_zero(fmt, negative)
     steps, ulp = _steps(exact, fmt, _direction(rounding, negative), random_bits, random_width)
     rounded = steps * ulp

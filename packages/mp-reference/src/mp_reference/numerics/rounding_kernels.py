@@ -10,6 +10,7 @@ What a format does past its largest number and below its smallest is done afterw
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -81,11 +82,12 @@ def kernel_for(
     return ScaledKernel(fmt, rounding, overflow, flush, carrier)
 
 
-class Kernel:
+class Kernel(ABC):
     """What every kernel shares: the constants of a format in a carrier, and the rules past its ends."""
 
     def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: str, carrier: str) -> None:
-        self.fmt, self.rounding, self.flush = fmt, rounding, flush
+        self.fmt, self.rounding = fmt, rounding
+        self.flush = flush if fmt.has_zero else ""  # what has no zero has no subnormals either
         self.saturate = overflow == "saturate" or fmt.specials == "finite"
         self.real = np.dtype(carrier).type
         self.unsigned = _UNSIGNED[carrier]
@@ -108,11 +110,11 @@ class Kernel:
         if not self.fmt.has_negative_zero:
             np.add(out, self.real(0), out=out)  # -0 + 0 is +0
 
+    @abstractmethod
     def round(
         self, x: NDArray[Any], out: NDArray[Any], work: Workspace, random: NDArray[Any] | None, width: int
     ) -> None:
         """Round as if subnormals were kept and zero had two signs."""
-        raise NotImplementedError
 
     def _below_min_normal(self, x: NDArray[Any], work: Workspace) -> NDArray[np.bool_]:
         np.abs(x, out=work.power)

@@ -75,6 +75,16 @@ class FloatFormat:
                 f"{self.name}: specials={self.specials!r} must be one of 'ieee', 'fn', 'fnuz', 'finite', "
                 "'exponent-only'; use 'ieee' for infinities and NaNs as in IEEE 754"
             )
+        if self.specials == "exponent-only" and self.mantissa_bits != 0:
+            raise ValueError(
+                f"{self.name}: mantissa_bits={self.mantissa_bits} must be 0 where only exponents are stored; "
+                "use specials='ieee' or 'fn' for a format with a fraction"
+            )
+        if self.exponent_bits == 1 and (self.specials == "ieee" or (self.specials == "fn" and self.mantissa_bits == 0)):
+            raise ValueError(
+                f"{self.name}: exponent_bits=1 leaves specials={self.specials!r} no normal number, the only field but 0 "
+                "being spent on infinity and NaN; use 2 exponent bits or specials='finite'"
+            )
         if self.bias == -1:
             object.__setattr__(self, "bias", 2 ** (self.exponent_bits - 1) - 1)
         derived = self._derived_max()

@@ -1,0 +1,169 @@
+"""Arithmetic against the oracle, exhaustively where the pairs are finite, and against NumPy and ml_dtypes."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import mp_reference as mp
+from mp_reference.numerics import arithmetic, exact
+from mp_reference.numerics.bits import differing_bits
+from mp_reference.numerics.codec import code_dtype
+from mp_reference.numerics.rounding import ROUNDINGS
+from mp_reference.spec.formats import FORMATS
+
+DETERMINISTIC = [rounding for rounding in ROUNDINGS if rounding != "stochastic"]
+OPERATIONS = {"add": 2, "sub": 2, "mul": 2, "div": 2, "sqrt": 1, "rsqrt": 1, "fma": 3}
+SIGNED_ZERO = ("add", "sub", "fma")  # where toward-negative decides the sign of an exact zero
+
+
+def oracle(name, fmt, rounding, operands):
+    downward = {"downward": rounding == "toward-negative"} if name in SIGNED_ZERO else {}
+    with np.errstate(invalid="ignore"):  # signalling NaNs are data
+        values = [operand.astype(np.float64).tolist() for operand in operands]
+    results = [getattr(exact, name)(*row, **downward) for row in zip(*values, strict=True)]
+    rounded = [exact.round_exact(result, fmt, rounding) for result in results]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.array(rounded, np.float64).astype(fmt.dtype)
+
+
+def drawn(fmt, size, rng):
+    """Half random codes, half numbers near one, where cancellation and ties are common."""
+    codes = rng.integers(0, 2**fmt.bits, size).astype(code_dtype(fmt)).view(fmt.dtype)
+    near = (1 + rng.integers(0, 2 ** (fmt.mantissa_bits + 1), size) * fmt.epsilon) * 2.0 ** rng.integers(-2, 3, size)
+    near = np.where(rng.random(size) < 0.5, near, -near).astype(np.float32).astype(fmt.dtype)
+    return np.where(rng.random(size) < 0.5, codes, near)
+
+
+def operands_for(name, fmt, size, rng):
+    operands = [drawn(fmt, size, rng) for _ in range(OPERATIONS[name])]
+    if name == "fma":  # a third of them cancel
+        with np.errstate(all="ignore"):
+            product = -(operands[0].astype(np.float64) * operands[1].astype(np.float64))
+            operands[2] = np.where(rng.random(size) < 0.3, product.astype(fmt.dtype), operands[2])
+    return operands
+
+
+@pytest.mark.parametrize("rounding", DETERMINISTIC)
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("fmt", [mp.FP32, mp.FP16, mp.BF16, mp.E4M3FN, mp.E5M2], ids=lambda fmt: fmt.name)
+def test_an_operation_is_the_exact_result_rounded_once(fmt, name, rounding):
+    rng = np.random.default_rng([fmt.bits, fmt.mantissa_bits, len(name), len(rounding)])
+    operands = operands_for(name, fmt, 300, rng)
+    got = getattr(arithmetic, name)(*operands, rounding=rounding)
+    assert got.dtype == fmt.dtype
+    assert differing_bits(got, oracle(name, fmt, rounding, operands)) == 0
+
+
+def all_pairs(fmt):
+    codes = np.arange(1 << fmt.bits).astype(code_dtype(fmt)).view(fmt.dtype)
+    return np.repeat(codes, codes.size), np.tile(codes, codes.size)
+
+
+def oracle_of_pairs(name, fmt, rounding, a, b):
+    """The oracle on one pair of each distinct result: float64 holds sums and products of these formats exactly and
+    tells their quotients apart, so pairs with one float64 result have one exact result."""
+    operation = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}[name]
+    with np.errstate(all="ignore"):
+        wide = operation(a.astype(np.float64), b.astype(np.float64))
+    wide = np.where(np.isnan(wide), np.nan, wide)
+    _, first, back = np.unique(wide.view(np.uint64), return_index=True, return_inverse=True)
+    return oracle(name, fmt, rounding, (a[first], b[first]))[back]
+
+
+EIGHT_BITS = [fmt for fmt in FORMATS.values() if fmt.bits == 8 and fmt.has_zero]
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div"])
+@pytest.mark.parametrize("fmt", EIGHT_BITS, ids=lambda fmt: fmt.name)
+def test_all_pairs_of_an_8_bit_format_are_the_oracles(fmt, name):
+    a, b = all_pairs(fmt)
+    for rounding in ("nearest-even", "toward-zero"):
+        got = getattr(arithmetic, name)(a, b, rounding=rounding)
+        assert differing_bits(got, oracle_of_pairs(name, fmt, rounding, a, b)) == 0
+
+
+@pytest.mark.parametrize("fmt", [mp.E2M1FN, mp.E2M3FN, mp.E3M2FN], ids=lambda fmt: fmt.name)
+def test_all_pairs_of_the_smallest_formats_are_the_oracles_in_every_rounding(fmt):
+    a, b = all_pairs(fmt)
+    for name, rounding in itertools.product(["add", "sub", "mul"], DETERMINISTIC):
+        got = getattr(arithmetic, name)(a, b, rounding=rounding)
+        if rounding == "toward-negative":  # the sign of an exact zero depends on the operands
+            assert differing_bits(got, oracle(name, fmt, rounding, (a, b))) == 0
+        else:
+            assert differing_bits(got, oracle_of_pairs(name, fmt, rounding, a, b)) == 0
+
+
+@pytest.mark.parametrize("fmt", [mp.FP16, mp.BF16], ids=lambda fmt: fmt.name)
+def test_roots_of_every_16_bit_code_are_nearest(fmt):
+    x = np.arange(1 << 16).astype(np.uint16).view(fmt.dtype)
+    with np.errstate(invalid="ignore"):  # signalling NaNs are data
+        wide = x.astype(np.float64)
+    root = arithmetic.sqrt(x).astype(np.float64)
+    usual = np.isfinite(wide) & (wide > 0)
+    half_ulp = np.exp2(np.floor(np.log2(np.where(usual, root, 1))) - fmt.mantissa_bits - 1)
+    below, above = root[usual] - half_ulp[usual], root[usual] + half_ulp[usual]
+    assert (below**2 <= wide[usual]).all()  # squares of 12 bits: exact in float64
+    assert (above**2 >= wide[usual]).all()
+    assert np.isnan(root[np.isnan(wide) | (wide < 0)]).all()
+    assert np.isposinf(root[np.isposinf(wide)]).all()
+    assert np.signbit(arithmetic.sqrt(x[wide == 0])).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("fmt", [mp.FP16, mp.BF16], ids=lambda fmt: fmt.name)
+def test_reciprocal_roots_of_16_bit_codes_are_the_oracles(fmt):
+    x = np.arange(0, 1 << 15, 13).astype(np.uint16).view(fmt.dtype)
+    for rounding in ("nearest-even", "toward-positive"):
+        assert differing_bits(arithmetic.rsqrt(x, rounding=rounding), oracle("rsqrt", fmt, rounding, (x,))) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_nearest_even_is_numpys_and_ml_dtypes_arithmetic(dtype):
+    rng = np.random.default_rng(0)
+    width = 8 * np.dtype(dtype).itemsize
+    a, b = rng.integers(0, 2**width, (2, 200_000), dtype=np.uint32).astype(f"u{width // 8}").view(dtype)
+    with np.errstate(all="ignore"):
+        for ours, theirs in ((mp.add, np.add), (mp.sub, np.subtract), (mp.mul, np.multiply), (mp.div, np.divide)):
+            assert differing_bits(ours(a, b), theirs(a, b)) == 0
+        assert differing_bits(mp.sqrt(a), np.sqrt(a)) == 0
+
+
+def test_fma_in_fp16_is_not_what_float32_gives():
+    a, b, c = np.float16([1.9921875]), np.float16([1.625]), np.float16([-(2.0**-24)])
+    assert mp.fma(a, b, c) == np.float16(3.236328125)
+    through_float32 = (a.astype(np.float32) * b.astype(np.float32) + c.astype(np.float32)).astype(np.float16)
+    assert through_float32 == np.float16(3.23828125)
+
+
+def test_operands_broadcast_and_keep_their_dtype():
+    a, b = np.ones((3, 1), np.float16), np.ones(4, np.float16)
+    for rounding in ("nearest-even", "toward-zero"):
+        assert mp.add(a, b, rounding=rounding).shape == (3, 4)
+        assert mp.fma(a, b, np.float16(1), rounding=rounding).dtype == np.float16
+    assert mp.add(np.zeros((0, 2), np.float16), b[:2]).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: mp.add(np.float16(1), np.float32(1)),
+            TypeError,
+            "add needs operands of one dtype, got float16 and float32; widen the narrower with .astype, which is exact",
+        ),
+        (lambda: mp.mul(1.0, 2.0), TypeError, r"got float64; cast it with mp.cast\(x, mp.FP32\)"),
+        (lambda: mp.sqrt(np.int32(1)), TypeError, "dtype int32 stores none of the named formats"),
+        (lambda: mp.div(np.float16(1), np.float16(1), rounding="up"), ValueError, "rounding='up' must be one of"),
+        (
+            lambda: mp.add(np.float16(1), np.float16(1), rounding="stochastic"),
+            ValueError,
+            r"add has no random bits; compute in float32 and use mp.round_to\(..., 'stochastic'\)",
+        ),
+    ],
+)
+def test_bad_operands_are_refused_with_the_way_out(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
