@@ -44,8 +44,9 @@ def conformance(session: nox.Session) -> None:
 
     Takes at most five minutes on two cores. ``nox -s conformance -- --deep`` draws more and longer.
     """
-    install(session, *EVERYTHING, *PYTEST)
-    session.run("mp-conformance", *session.posargs)
+    install(session, *EVERYTHING, *PYTEST, "pytest-xdist")
+    reports = ("--conformance-report=runs/conformance.html", "--conformance-json=runs/conformance.json")
+    session.run("pytest", "packages/mp-conformance", "-n", "2", *reports, *session.posargs)
 
 
 @nox.session
