@@ -1,0 +1,83 @@
+"""What the operations share: checking that inputs fit, single roundings, products under the tape's accumulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mp_reference.nn.tensor import Tape, Tensor
+from mp_reference.numerics.matmul import matmul
+from mp_reference.numerics.odd import ODD
+from mp_reference.numerics.rounding import round_to
+from mp_reference.spec.accumulators import Fast
+from mp_reference.spec.formats import FP32, TF32, FloatFormat
+from mp_reference.spec.tensor_cores import TensorCore
+
+__all__ = ["Array", "Number", "Tape", "Tensor", "basic", "operands", "product", "require"]
+
+Array = NDArray[Any]
+Number = float | int
+
+_UFUNCS: dict[str, Any] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt,
+}  # fmt: skip
+
+
+def require(holds: bool, op: str, problem: str, way_out: str) -> None:
+    """Refuse inputs that do not fit, with shapes and names."""
+    if not holds:
+        raise ValueError(f"{op}: {problem}; {way_out}")
+
+
+def operands(op: str, *values: Tensor | Number) -> tuple[Tape, tuple[Tensor, ...]]:
+    """The common tape, and numbers as tensors in the format of the first tensor (fp32 values, not rounded to it)."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not tensors:
+        raise TypeError(f"{op} needs a Tensor among its inputs, got {', '.join(type(v).__name__ for v in values)}; "
+                        "put arrays on a tape with tape.leaf")  # fmt: skip
+    first = tensors[0]
+    if any(one.tape is not first.tape for one in tensors):
+        raise ValueError(f"{op}: the inputs lie on different tapes; make all of them with one tape.leaf")
+    return first.tape, tuple(
+        value if isinstance(value, Tensor)
+        else Tensor(first.tape, np.asarray(value, first.carrier.dtype), first.format, False)
+        for value in values
+    )  # fmt: skip
+
+
+def basic(tape: Tape, name: str, fmt: FloatFormat | None, *carriers: Array) -> Array:
+    """One of + - * / sqrt so that the rounding that follows is the only one that shows.
+
+    Through fp32 where a second rounding to nearest is innocuous (up to 11 significant bits, and fp32 itself), else
+    through float64 rounded to odd.
+
+    Source: Figueroa, When is double rounding innocuous?, SIGNUM 30 (1995).
+    """
+    rounding = tape.arithmetic.rounding
+    with np.errstate(all="ignore"):
+        if fmt is None or (rounding == "nearest-even" and (fmt.mantissa_bits <= 10 or fmt == FP32)):
+            return np.asarray(_UFUNCS[name](*carriers))
+        wide = np.broadcast_arrays(*(carrier.astype(np.float64) for carrier in carriers))
+        odd: Array = ODD[name](*wide, downward=rounding == "toward-negative")
+        return odd
+
+
+def product(tape: Tape, a: Array, a_format: FloatFormat | None, b: Array, b_format: FloatFormat | None) -> Array:
+    """A matrix product under the tape's accumulator, as an fp32 carrier (float64 for float64), not yet rounded.
+
+    A tensor core multiplies operands of at most 16 bits; fp32 operands go through the machine's own product, as they
+    do on a device that is not told to use TF32.
+    """
+    row = tape.arithmetic.accumulator
+    if tape.arithmetic.tf32:
+        a, b = (round_to(x, TF32) if fmt == FP32 else x for x, fmt in ((a, a_format), (b, b_format)))
+    plain = a_format is None or b_format is None or FP32 in (a_format, b_format)
+    with np.errstate(all="ignore"):
+        if isinstance(row, Fast) or a_format is None or b_format is None or (plain and isinstance(row, TensorCore)):
+            return np.asarray(np.matmul(a, b))
+        found: Array = matmul(
+            a.astype(a_format.dtype, copy=False), b.astype(b_format.dtype, copy=False), accumulator=row, out_format=FP32
+        )
+        return found
