@@ -2,5 +2,6 @@
 
 from mp_torch.ranks.base import Ranks
 from mp_torch.ranks.local import LocalRanks
+from mp_torch.ranks.selection import ranks_of
 
-__all__ = ["LocalRanks", "Ranks"]
+__all__ = ["LocalRanks", "Ranks", "ranks_of"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
-    from torch.distributed import GradBucket
+    from torch._C._distributed_c10d import GradBucket
     from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["DataParallelRanks"]
@@ -64,8 +64,8 @@ class DataParallelRanks(GroupRanks):
     def micro_step(self, *, last: bool) -> Iterator[None]:
         """Exchange gradients in the last micro-step only; in the others they are added up on their rank."""
         self._exchange = last
-        yield
-        self._exchange = True
+        with super().micro_step(last=last):
+            yield
 
     def tensor_sums(self, sums: Tensor, parameters: Sequence[Tensor]) -> Tensor:  # noqa: ARG002  # all ranks know them
         """The sums themselves."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
+from mp_torch.ranks.failure import Alarm
 from mp_torch.ranks.layout import Layout
 
 if TYPE_CHECKING:
@@ -31,9 +32,12 @@ class GroupRanks:
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], group: ProcessGroup | None = None, stage: int = 0) -> None:
-        self.group = distributed.group.WORLD if group is None else group
+        chosen = distributed.group.WORLD if group is None else group
+        assert chosen is not None, "torch.distributed runs"
+        self.group: ProcessGroup = chosen
         self.stage = stage
         self.layout = Layout(parameters, self.group, stage)
+        self.alarm = Alarm(distributed.get_rank())
 
     @property
     def count(self) -> int:
@@ -43,7 +47,9 @@ class GroupRanks:
     @contextmanager
     def micro_step(self, *, last: bool) -> Iterator[None]:  # noqa: ARG002  # nothing is exchanged here
         """Gradients stay as backward made them."""
-        yield
+        self.alarm.agreed = False
+        with self.alarm.around("backward()"):
+            yield
 
     def tensor_sums(self, sums: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Add what the ranks hold of each logical tensor; a part that several hold counts once. One collective."""
@@ -68,7 +74,9 @@ class GroupRanks:
 
     def any(self, flags: Tensor) -> Tensor:
         """Which flags are set on any rank. One collective."""
-        return self._reduced(flags, MAX)
+        flags = self._reduced(flags, MAX)
+        self.alarm.agreed = True
+        return flags
 
     def any_gradient(self, here: bool) -> bool:
         """Whether any rank has a gradient. One collective, and the host waits for it."""
