@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from mp_torch import master
+from mp_torch.admission import check_dtypes, check_optimizers, checked_limit, sparse_parameters
 from mp_torch.decision import ClipSet
 from mp_torch.devices import device_of
 from mp_torch.dtypes import Precision, precision_named
@@ -67,10 +67,10 @@ class Assembly:
         self.probe = self.device.probe()
         self.device.require(config.precision, self.probe)
         self.names = {parameter: name for name, parameter in model.named_parameters()}
-        _check_optimizers(self.optimizers, self.names)
+        check_optimizers(self.optimizers, self.names)
         self.kept = self._kept_modules()
-        _check_dtypes(model, self.row, self.optimizers, self.names)
-        self.sparse = _sparse_parameters(model)
+        check_dtypes(self.row, self.optimizers, self.names)
+        self.sparse = sparse_parameters(model)
         self.updaters = [self._updater(one) for one in self.optimizers]
         self.regions = self._install_regions()
         self.rules = self._op_rules()
@@ -98,9 +98,9 @@ class Assembly:
         )
         if isinstance(updater, OwnUpdater) and temporary:
             raise AmpConfigError(
-                f"{type(optimizer).__name__} updates its own parameters, which precision={self.config.precision!r} with "
-                f"master_weights={self.config.master_weights!r} keeps in 16 bits; use torch.optim.SGD, Adam or AdamW, or "
-                "master_weights='fp32' with a -true precision"
+                f"{type(optimizer).__name__} updates its own parameters, which precision={self.config.precision!r} "
+                f"with master_weights={self.config.master_weights!r} keeps in 16 bits; use torch.optim.SGD, Adam or "
+                "AdamW, or master_weights='fp32' with a -true precision"
             )
         return updater
 
@@ -144,12 +144,12 @@ class Assembly:
         originals = {one: one.detach().clone() for one in self.names if self._is_lowered(one)}
         for one in originals:
             one.data = one.data.to(self.row.parameter)
-        sets, parts = [ClipSet(self.config.max_grad_norm)], []
+        sets, parts = [ClipSet(self.config.max_grad_norm)], list[Part]()
         for place, optimizer in enumerate(self.optimizers):
             for at, group in enumerate(optimizer.param_groups):
                 clip_set = 0
                 if "max_grad_norm" in group:
-                    sets.append(ClipSet(_checked_limit(group["max_grad_norm"])))
+                    sets.append(ClipSet(checked_limit(group["max_grad_norm"])))
                     clip_set = len(sets) - 1
                 wrapped = [self._weight(one, originals.get(one, one.detach())) for one in group["params"]]
                 for weight in wrapped:
@@ -177,6 +177,37 @@ class Assembly:
         kinds = {"fp32": master.MasterWeight, "remainder": master.RemainderWeight, "none": master.BareWeight}
         return kinds[self.config.master_weights](name, parameter, original)
 
+    # ---- over all parameters ----
+
+    def accumulate_(self) -> None:
+        """Before another micro-step: move 16-bit gradients into fp32 sums, if that is asked for."""
+        if self.row.parameter != torch.float32 and self.config.accumulate == "fp32":
+            for part in self.parts:
+                part.weight.accumulate_()
+
+    def clear_gradients_(self) -> None:
+        """Forget the window's gradients."""
+        for part in self.parts:
+            part.weight.clear_gradient()
+
+    def reconcile_(self) -> list[str]:
+        """Follow changes that somebody else made to 16-bit parameters; names of those that lost bits by it."""
+        if self.row.parameter == torch.float32:
+            return []
+        return [part.weight.name for part in self.parts if part.weight.reconcile_()]
+
+    def conclude_updaters_(self, found: list[bool], active: list[bool]) -> None:
+        """Tell every optimizer that had gradients whether its update happened.
+
+        Args:
+            found: one for each optimizer, whether it must not step.
+            active: one for each optimizer, whether it has gradients.
+        """
+        for updater, bad, here in zip(self.updaters, found, active, strict=True):
+            if here:
+                updater.optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001  # schedulers ask
+                updater.conclude_(applied=not bad)
+
     @staticmethod
     def _replace_(optimizer: torch.optim.Optimizer, group: dict[str, Any], weights: list[master.Weight]) -> None:
         """Put masters in place of 16-bit parameters, and move what state the optimizer has already."""
@@ -188,67 +219,3 @@ class Assembly:
                     for key, value in state.items()
                 }
         group["params"] = [weight.trained for weight in weights]
-
-
-def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], names: dict[nn.Parameter, str]) -> None:
-    owner: dict[int, str] = {}
-    for place, optimizer in enumerate(optimizers):
-        kind = type(optimizer).__name__
-        if _needs_closure(optimizer):
-            raise AmpConfigError(
-                f"{kind} calls a closure several times a step, and each call would need a loss scale and a decision of its "
-                "own; use an optimizer with a plain step(), such as torch.optim.AdamW, or train this one in fp32 by hand"
-            )
-        for group in optimizer.param_groups:
-            for one in group["params"]:
-                if one not in names:
-                    raise AmpConfigError(
-                        f"{kind} holds a parameter of shape {tuple(one.shape)} that is not the model's; build the optimizer "
-                        "from model.parameters(), after the model has moved to its device"
-                    )
-                if id(one) in owner:
-                    raise AmpConfigError(
-                        f"parameter {names[one]!r} is in both {owner[id(one)]} and {kind} {place}; one parameter has one "
-                        "optimizer"
-                    )
-                owner[id(one)] = f"{kind} {place}"
-
-
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    step = inspect.signature(type(optimizer).step).parameters
-    return "closure" in step and step["closure"].default is inspect.Parameter.empty
-
-
-def _check_dtypes(
-    model: nn.Module, row: Precision, optimizers: Sequence[torch.optim.Optimizer], names: dict[nn.Parameter, str]
-) -> None:
-    del model
-    trained = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
-    legal = {torch.float32, row.parameter}
-    wrong = [one for one in trained if one.is_floating_point() and one.dtype not in legal]
-    wrong += [one for one in trained if one.is_complex()]
-    if wrong:
-        listed = ", ".join(f"{names[one]!r} ({str(one.dtype).removeprefix('torch.')})" for one in wrong[:8])
-        more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
-        raise AmpConfigError(
-            f"precision={row.name!r} trains {' or '.join(sorted(str(one).removeprefix('torch.') for one in legal))} "
-            f"parameters, not {listed}{more}; use a -true precision, which holds fp32 masters for 16-bit parameters, or "
-            "model.float()"
-        )
-
-
-def _sparse_parameters(model: nn.Module) -> set[nn.Parameter]:
-    return {
-        one
-        for module in model.modules()
-        if getattr(module, "sparse", False)
-        for one in module.parameters(recurse=False)
-    }
-
-
-def _checked_limit(value: Any) -> float | None:
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")):
-        return value
-    raise AmpConfigError(
-        f"max_grad_norm={value!r} of a parameter group must be a finite number above 0; None switches clipping off there"
-    )

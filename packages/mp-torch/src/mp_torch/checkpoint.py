@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 
     from mp_torch.engine import AmpEngine
 
-__all__ = ["FORMAT", "MIGRATIONS", "VERSION", "engine_state", "load_engine_state_"]
+__all__ = [
+    "FORMAT",
+    "MIGRATIONS",
+    "VERSION",
+    "check_keys",
+    "check_tensor",
+    "checked_state",
+    "engine_state",
+    "load_engine_state_",
+    "restore_",
+]
 
 FORMAT = "mp_torch.engine"
 VERSION = 1
@@ -42,7 +52,7 @@ def engine_state(engine: AmpEngine, *, copy: bool = True) -> dict[str, Any]:
         A dict that ``load_engine_state_`` takes.
     """
     engine.settle()
-    take = (lambda tensor: tensor.detach().clone()) if copy else (lambda tensor: tensor.detach())
+    take = _cloned if copy else _detached
     parts = engine.assembly.parts
     names = {part.weight.trained: part.weight.name for part in parts}
     stored = {part.weight.name: part.weight.parameter.grad for part in parts}
@@ -51,7 +61,7 @@ def engine_state(engine: AmpEngine, *, copy: bool = True) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "config": engine.config.to_dict(),
-        "loss_scale": asdict(engine.scale_state),
+        "loss_scale": asdict(engine.scale.state),
         "update_index": engine.update_index,
         "phase": engine.phase.state(),
         "weights": {part.weight.name: _mapped(part.weight.state(), take) for part in parts if part.weight.state()},
@@ -74,10 +84,24 @@ def load_engine_state_(engine: AmpEngine, state: Mapping[str, Any]) -> None:
         CheckpointError: it is of another format, precision or model, or a key is missing, unknown or misshapen; the
             engine is as it was.
     """
+    restore_(engine, checked_state(engine, state))
+
+
+def checked_state(engine: AmpEngine, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state in this version, once it is sure that the engine can take it back.
+
+    Raises:
+        CheckpointError: as ``load_engine_state_``.
+    """
     engine.settle()
     state = _migrated(dict(state))
-    _check_keys(state, _KEYS, "the engine state")
+    check_keys(state, _KEYS, "the engine state")
     _check_fit(engine, state)
+    return state
+
+
+def restore_(engine: AmpEngine, state: Mapping[str, Any]) -> None:
+    """Take back a state that ``checked_state`` gave."""
     phase = phase_from_state(state["phase"], engine.config.accumulate_steps, _LOSS_DTYPES)
     scale = ScaleState(**state["loss_scale"])
     for part in engine.assembly.parts:
@@ -94,7 +118,16 @@ def load_engine_state_(engine: AmpEngine, state: Mapping[str, Any]) -> None:
         engine.buffers.load_(state["buffers"])
     for scheduler, saved in zip(engine.schedulers, state["schedulers"], strict=True):
         scheduler.load_state_dict(saved)
-    engine.resume_(scale, phase, int(state["update_index"]))
+    engine.scale.resume_(scale)
+    engine.phase, engine.update_index = phase, int(state["update_index"])
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()
 
 
 def _mapped(values: Mapping[str, Any], take: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
@@ -151,7 +184,14 @@ def _migrated(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def _check_keys(given: Iterable[str], wanted: Iterable[str], where: str) -> None:
+def check_keys(given: Iterable[str], wanted: Iterable[str], where: str) -> None:
+    """Refuse a mapping with other keys than it should have.
+
+    Raises:
+        CheckpointError: one is missing or unknown; it is named.
+
+    >>> check_keys(["a", "b"], ["a", "b"], "it")
+    """
     given, wanted = list(given), list(wanted)
     missing = [key for key in wanted if key not in given]
     unknown = [key for key in given if key not in wanted]
@@ -166,18 +206,18 @@ def _check_fit(engine: AmpEngine, state: Mapping[str, Any]) -> None:
         here, there = getattr(engine.config, key), state["config"].get(key)
         if here != there:
             raise CheckpointError(
-                f"{key}={there!r} was saved, {key}={here!r} runs; build the engine as the saved one, or load the model's "
-                "weights alone, from which masters are rebuilt"
+                f"{key}={there!r} was saved, {key}={here!r} runs; build the engine as the saved one, or load the "
+                "model's weights alone, from which masters are rebuilt"
             )
-    _check_keys(state["loss_scale"], asdict(engine.scale_state), "loss_scale")
-    _check_keys(state["phase"], engine.phase.state(), "phase")
+    check_keys(state["loss_scale"], asdict(engine.scale.state), "loss_scale")
+    check_keys(state["phase"], engine.phase.state(), "phase")
     shapes = {part.weight.name: part.weight.parameter.shape for part in engine.assembly.parts}
     carried = {part.weight.name: part.weight.state() for part in engine.assembly.parts if part.weight.state()}
-    _check_keys(state["weights"], carried, "weights")
+    check_keys(state["weights"], carried, "weights")
     for name, values in state["weights"].items():
-        _check_keys(values, carried[name], f"weights[{name!r}]")
+        check_keys(values, carried[name], f"weights[{name!r}]")
         for key, one in values.items():
-            _check_tensor(one, carried[name][key], f"{key} of {name!r}")
+            check_tensor(one, carried[name][key], f"{key} of {name!r}")
     for key in ("gradients", "accumulated"):
         for name, one in state[key].items():
             if name not in shapes or one.shape != shapes[name]:
@@ -188,17 +228,23 @@ def _check_fit(engine: AmpEngine, state: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{len(state[key])} {key} were saved, {len(getattr(engine, key))} run; build as many")
 
 
-def _check_tensor(given: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+def check_tensor(given: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    """Refuse a tensor of another shape or dtype: nothing is cast on the way in.
+
+    Raises:
+        CheckpointError: it differs.
+    """
     if given.shape != wanted.shape or given.dtype != wanted.dtype:
         raise CheckpointError(
-            f"{what} was saved as {given.dtype} {tuple(given.shape)}, this model has {wanted.dtype} {tuple(wanted.shape)}"
+            f"{what} was saved as {given.dtype} {tuple(given.shape)}, here it is {wanted.dtype} {tuple(wanted.shape)}; "
+            "build the engine as the saved one"
         )
 
 
 def _check_optimizers(engine: AmpEngine, state: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
     names = {part.weight.trained: part.weight.name for part in engine.assembly.parts}
     for optimizer, saved in zip(engine.optimizers, state["optimizers"], strict=False):
-        _check_keys(saved, ("kind", "state", "groups"), "an optimizer's state")
+        check_keys(saved, ("kind", "state", "groups"), "an optimizer's state")
         if saved["kind"] != type(optimizer).__name__:
             raise CheckpointError(f"{saved['kind']} was saved, {type(optimizer).__name__} runs; build the saved one")
         here = [[names[one] for one in group["params"]] for group in optimizer.param_groups]

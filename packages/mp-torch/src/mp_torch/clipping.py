@@ -29,6 +29,8 @@ __all__ = [
     "rounded_norm",
 ]
 
+_foreach_norm = torch._foreach_norm  # noqa: SLF001  # one kernel for a list, as torch.nn.utils does it
+
 EPSILON = 1e-6
 """Added to the norm before the division, as ``torch.nn.utils.clip_grad_norm_`` does."""
 
@@ -102,8 +104,8 @@ def fast_squares(gradients: Sequence[torch.Tensor], *, reads_are_free: bool, flo
     if not float64:
         return _scaled_squares(gradients)
     if not reads_are_free:
-        return torch.stack(torch._foreach_norm(list(gradients), 2.0, dtype=torch.float64)).square()
-    squares = torch.stack(torch._foreach_norm(list(gradients), 2.0)).double().square()
+        return torch.stack(_foreach_norm(list(gradients), 2.0, dtype=torch.float64)).square()
+    squares = torch.stack(_foreach_norm(list(gradients), 2.0)).double().square()
     if _SQUARES_LOST <= float(squares.sum()) < torch.inf:
         return squares
     return exact_squares(gradients)
@@ -113,8 +115,7 @@ def _scaled_squares(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """For a device without float64: divide by the largest magnitude first; the result lives on the CPU."""
     peaks = magnitudes(gradients)
     safe = torch.where((peaks > 0) & peaks.isfinite(), peaks, 1.0)
-    scaled = torch._foreach_div(list(gradients), list(safe.unbind()))
-    norms = torch.stack(torch._foreach_norm(scaled, 2.0))
+    norms = torch.stack(_foreach_norm([one / unit for one, unit in zip(gradients, safe, strict=True)], 2.0))
     return (norms.cpu().double() * safe.cpu().double()).square()
 
 

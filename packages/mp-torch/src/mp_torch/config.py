@@ -76,7 +76,7 @@ class AmpConfig:
         seed: of the stochastic rounding, and of nothing else.
         master_weights: of the ``-true`` precisions: "fp32", "remainder" (bf16 weight and 16 further bits, half the
             memory), or "none".
-        accumulate: gradients of 16-bit parameters are accumulated over a window in "fp32" or in the "parameter"'s dtype.
+        accumulate: gradients of 16-bit parameters are summed over a window in "fp32" or in the "parameter"'s dtype.
         safe_ops: norms, softmax, cross entropy and position encodings compute in fp32 without being named.
 
     Raises:
@@ -119,8 +119,8 @@ class AmpConfig:
     def _check_choices(self) -> None:
         if self.precision not in (*PRECISIONS, "auto"):
             raise AmpConfigError(
-                f"precision={self.precision!r} is not a precision{nearest(str(self.precision), PRECISIONS)}; it must be "
-                f"one of {', '.join(PRECISIONS)} or auto"
+                f"precision={self.precision!r} is not a precision{nearest(str(self.precision), PRECISIONS)}; it must "
+                f"be one of {', '.join(PRECISIONS)} or auto"
             )
         for name, legal in _CHOICES.items():
             value = getattr(self, name)
@@ -136,8 +136,8 @@ class AmpConfig:
             )
         if self.master_weights == "none" and not self.precision.endswith("-true"):
             raise AmpConfigError(
-                f"master_weights='none' concerns the -true precisions, precision={self.precision!r} decides for itself; "
-                "leave master_weights out"
+                f"master_weights='none' concerns the -true precisions, precision={self.precision!r} decides for "
+                "itself; leave master_weights out"
             )
 
     def _check_numbers(self) -> None:

@@ -6,6 +6,7 @@ also knows where its gradient is, in the parameter's own dtype or accumulated in
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,9 +25,25 @@ __all__ = [
     "RemainderWeight",
     "StochasticWeight",
     "Weight",
+    "WriteBack",
     "join",
     "split",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteBack:
+    """What a write-back depends on besides the value.
+
+    Args:
+        update_index: updates before this one.
+        key: place of the parameter among all that are trained.
+        skipped: on an accelerator, whether the update did not happen, a boolean scalar; the write then changes no bit.
+    """
+
+    update_index: int = 0
+    key: int = 0
+    skipped: Tensor | None = None
 
 
 class Weight:
@@ -50,7 +67,7 @@ class Weight:
         self.name = name
         self.parameter = parameter
         self.accumulated: Tensor | None = None
-        self._version = parameter._version
+        self._version = _version(parameter)
 
     @property
     def trained(self) -> Tensor:
@@ -61,20 +78,19 @@ class Weight:
         """The fp32 values that the update works on; may be changed in place."""
         return self.parameter.detach()
 
-    def store_(self, value: Tensor, *, skipped: Tensor | None = None, update_index: int = 0, key: int = 0) -> None:
+    def store_(self, value: Tensor, how: WriteBack) -> None:
         """Write the parameter from updated fp32 values.
 
         Args:
             value: fp32, what ``load`` gave, after the update.
-            skipped: on an accelerator, whether the update did not happen; the write must then change no bit.
-            update_index: number of this update, for stochastic rounding.
-            key: place of the parameter among all, for stochastic rounding.
+            how: of this step.
         """
+        del value, how  # the parameter itself was updated
         self.touch()
 
     def touch(self) -> None:
         """Take the parameter's present bits as the engine's own."""
-        self._version = self.parameter._version
+        self._version = _version(self.parameter)
 
     def reconcile_(self) -> bool:
         """Follow a change that somebody else made to the parameter.
@@ -114,13 +130,6 @@ class Weight:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take back what ``state`` gave, and write the parameter that belongs to it."""
 
-    def bytes(self) -> dict[str, int]:
-        """Memory by role, without gradients and moments."""
-        parts = {"weights": self.parameter}
-        return {role: one.numel() * one.element_size() for role, one in parts.items()} | {
-            "masters": sum(one.numel() * one.element_size() for one in self.state().values())
-        }
-
 
 class BareWeight(Weight):
     """A 16-bit parameter alone: what an update loses in rounding is lost."""
@@ -131,8 +140,9 @@ class BareWeight(Weight):
         """The parameter, widened."""
         return self.parameter.detach().float()
 
-    def store_(self, value: Tensor, *, skipped: Tensor | None = None, update_index: int = 0, key: int = 0) -> None:
+    def store_(self, value: Tensor, how: WriteBack) -> None:
         """Round to nearest, ties to even."""
+        del how
         self.parameter.detach().copy_(value)
         self.touch()
 
@@ -146,9 +156,9 @@ class StochasticWeight(BareWeight):
         super().__init__(name, parameter, original)
         self.seed = seed
 
-    def store_(self, value: Tensor, *, skipped: Tensor | None = None, update_index: int = 0, key: int = 0) -> None:
+    def store_(self, value: Tensor, how: WriteBack) -> None:
         """Add 16 random bits below the kept ones and cut; a value that bf16 holds stays."""
-        bits = random_bits16(self.seed, update_index, key, count=value.numel(), device=value.device)
+        bits = random_bits16(self.seed, how.update_index, how.key, count=value.numel(), device=value.device)
         self.parameter.detach().copy_(_cut(value, bits.reshape(value.shape)))
         self.touch()
 
@@ -166,20 +176,20 @@ class CompensatedWeight(BareWeight):
         """Parameter plus compensation."""
         return self.parameter.detach().float() + self.compensation.float()
 
-    def store_(self, value: Tensor, *, skipped: Tensor | None = None, update_index: int = 0, key: int = 0) -> None:
+    def store_(self, value: Tensor, how: WriteBack) -> None:
         """Round to nearest, and keep the rest, rounded to nearest in turn."""
         rounded = value.to(self.parameter.dtype)
         rest = (value - rounded.float()).to(self.parameter.dtype)
-        if skipped is not None:
-            rounded = torch.where(skipped, self.parameter.detach(), rounded)
-            rest = torch.where(skipped, self.compensation, rest)
+        if how.skipped is not None:
+            rounded = torch.where(how.skipped, self.parameter.detach(), rounded)
+            rest = torch.where(how.skipped, self.compensation, rest)
         self.parameter.detach().copy_(rounded)
         self.compensation.copy_(rest)
         self.touch()
 
     def reconcile_(self) -> bool:
         """Compensation belongs to weights that are no more; start afresh."""
-        if self.parameter._version == self._version:
+        if _version(self.parameter) == self._version:
             return False
         self.compensation.zero_()
         self.touch()
@@ -211,14 +221,15 @@ class MasterWeight(Weight):
         """The master."""
         return self.master.detach()
 
-    def store_(self, value: Tensor, *, skipped: Tensor | None = None, update_index: int = 0, key: int = 0) -> None:
+    def store_(self, value: Tensor, how: WriteBack) -> None:
         """Round the master to nearest, ties to even; a master that did not change gives the same bits again."""
+        del how
         self.parameter.detach().copy_(value)
         self.touch()
 
     def reconcile_(self) -> bool:
         """Where the parameter is no longer the rounded master, take the parameter as the new master."""
-        if self.parameter._version == self._version:
+        if _version(self.parameter) == self._version:
             return False
         present = self.parameter.detach()
         same = present == self.master.detach().to(present.dtype)
@@ -235,7 +246,7 @@ class MasterWeight(Weight):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take back the master, and round it into the parameter."""
         self.master.detach().copy_(state["master"])
-        self.store_(self.load())
+        self.store_(self.load(), WriteBack())
 
 
 class RemainderWeight(Weight):
@@ -251,8 +262,9 @@ class RemainderWeight(Weight):
         """Parameter and remainder, joined."""
         return join(self.parameter.detach(), self.remainder)
 
-    def store_(self, value: Tensor, *, skipped: Tensor | None = None, update_index: int = 0, key: int = 0) -> None:
+    def store_(self, value: Tensor, how: WriteBack) -> None:
         """Split; a value that did not change gives the same bits again."""
+        del how
         high, low = split(value)
         self.parameter.detach().copy_(high)
         self.remainder.copy_(low)
@@ -260,7 +272,7 @@ class RemainderWeight(Weight):
 
     def reconcile_(self) -> bool:
         """The remainder belongs to weights that are no more; start afresh."""
-        if self.parameter._version == self._version:
+        if _version(self.parameter) == self._version:
             return False
         self.remainder.zero_()
         self.touch()
@@ -314,6 +326,11 @@ def join(high: Tensor, low: Tensor) -> Tensor:
     below = low.to(torch.int32) & 0xFFFF
     above = (high.view(torch.int16).to(torch.int32) - (low < 0).to(torch.int32)) << 16
     return (above | below).view(torch.float32)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written in place; ``load_state_dict`` counts, ``.data`` does not."""
+    return tensor._version  # noqa: SLF001  # torch gives it no public name
 
 
 def _cut(value: Tensor, bits: Tensor) -> Tensor:

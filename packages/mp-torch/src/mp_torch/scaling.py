@@ -5,14 +5,23 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from mp_reference.spec.loss_scale import LossScalePolicy
 from mp_torch.errors import AmpStateError
 
-__all__ = ["LossScale", "ScaleState", "fp32", "representable"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mp_torch.devices import Device
+
+__all__ = ["LossScale", "MovingScale", "ScaleState", "fp32", "representable"]
+
+
+_LARGEST_IN_FP16 = 2.0**15
+"""The largest power of two that fp16 holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +148,72 @@ class ScaleState:
             )
 
 
+class MovingScale:
+    """The loss scale of a running engine.
+
+    The state is on the host. Where reading a decision would mean waiting, the scale itself is on the device as well:
+    the host knows both of its futures, and the device, which knows the outcome, chooses.
+
+    Args:
+        policy: its rules.
+        device: where the losses are.
+
+    >>> from mp_torch.devices import device_named
+    >>> MovingScale(LossScale(init_scale=8.0), device_named("cpu")).seed(torch.zeros(2), None, 0.5)
+    tensor([4., 4.])
+    """
+
+    def __init__(self, policy: LossScalePolicy, device: Device) -> None:
+        self.policy, self.device = policy, device
+        self.resume_(ScaleState.initial(policy))
+
+    def resume_(self, state: ScaleState) -> None:
+        """Take a state, and bring it to the device where it is needed there."""
+        self.state = state
+        self.there: Tensor | None = None
+        if not self.device.reads_are_free:
+            self.there = torch.full((), state.scale, dtype=torch.float32, device=self.device.device)
+
+    @property
+    def futures(self) -> tuple[ScaleState, ScaleState]:
+        """The next state after a good step, and after an overflow."""
+        return self.state.after_good_step(self.policy), self.state.after_overflow(self.policy)
+
+    def choose_(self, found: Tensor, good: ScaleState, bad: ScaleState) -> None:
+        """Move the scale on the device; the host learns later.
+
+        Args:
+            found: fp32 scalar there, 1.0 after an overflow.
+            good: one future.
+            bad: the other.
+        """
+        assert self.there is not None
+        after_bad, after_good = (torch.full_like(self.there, fp32(one.scale)) for one in (bad, good))
+        self.there = torch.where(found != 0, after_bad, after_good)
+
+    def seed(self, loss: Tensor, loss_dtype: torch.dtype | None, weight: float) -> Tensor:
+        """The gradient that a loss starts with: scale times weight, rounded once to fp32.
+
+        Args:
+            loss: of any shape and floating dtype.
+            loss_dtype: the 16-bit dtype that bounds the scale of this window, or ``None``.
+            weight: of the micro-step.
+
+        Returns:
+            A tensor of the loss's shape and dtype.
+        """
+        if self.there is None:
+            scale = fp32(representable(self.state.scale, loss_dtype) * weight)
+            return torch.full_like(loss, scale, requires_grad=False)
+        scale_there = self.there
+        if loss_dtype is not None:
+            capped = scale_there.clamp(max=_LARGEST_IN_FP16) if loss_dtype == torch.float16 else scale_there
+            scale_there = capped.to(loss_dtype).float()
+        if weight != 1.0:
+            scale_there = (scale_there.double() * weight).float()
+        return scale_there.to(loss.dtype).expand(loss.shape)
+
+
 def _grown(scale: float, policy: LossScalePolicy) -> float:
     grown = _product(scale, policy.growth_factor, policy)
     if grown <= policy.max_scale:
@@ -181,5 +256,5 @@ def representable(scale: float, dtype: torch.dtype | None) -> float:
     """
     if dtype is None:
         return scale
-    capped = min(scale, 2.0**15) if dtype == torch.float16 else scale
+    capped = min(scale, _LARGEST_IN_FP16) if dtype == torch.float16 else scale
     return float(torch.tensor(capped).to(dtype))

@@ -47,8 +47,8 @@ def random_bits16(
 ) -> torch.Tensor:
     """Sixteen random bits for each element of a range.
 
-    Counter words: block of eight elements (low, high), step, parameter; key: the seed's two halves. Element e takes half
-    e % 2 (low first) of word e // 2 % 4 of block e // 8.
+    Counter words: block of eight elements (low, high), step, parameter; key: the seed's two halves. Element e takes
+    half e % 2 (low first) of word e // 2 % 4 of block e // 8.
 
     Args:
         seed: in [0, 2**64).

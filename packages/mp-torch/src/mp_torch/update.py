@@ -1,7 +1,7 @@
 """The update itself: torch's fused kernels, separately rounded operations, or the optimizer's own step.
 
-All three keep their state where torch's optimizers keep it, under torch's names, so that ``optimizer.state_dict()`` means
-the same whoever made the update.
+All three keep their state where torch's optimizers keep it, under torch's names, so that ``optimizer.state_dict()``
+means the same whoever made the update.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Updater:
             group: the optimizer's, with its hyperparameters.
             entries: its parameters that have a gradient.
             scale: fp32 scalar that the fused kernels divide gradients by; ``None`` for the others, or for 1.
-            skipped: on an accelerator, fp32 scalar, 1.0 where nothing may change; ``None`` where that is known to be no.
+            skipped: on an accelerator, fp32 scalar, 1.0 where nothing may change; ``None`` where something may.
         """
         raise NotImplementedError
 
@@ -92,8 +92,9 @@ class FusedUpdater(Updater):
     def _adam_(self, group: dict[str, Any], entries: list[Entry], scale: Tensor | None, skipped: Tensor | None) -> None:
         states = [_adam_state(self.optimizer, one, group["amsgrad"], on_device=True) for one in entries]
         steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1)
-        kernel = torch._fused_adamw_ if _decoupled(self.optimizer, group) else torch._fused_adam_
+        torch._foreach_add_(steps, 1)  # as torch.optim does
+        kernels = (torch._fused_adam_, torch._fused_adamw_)  # as torch.optim does
+        kernel = kernels[_decoupled(self.optimizer, group)]
         kernel(
             [one.value for one in entries],
             [one.gradient for one in entries],
@@ -112,7 +113,7 @@ class FusedUpdater(Updater):
             found_inf=skipped,
         )
         if skipped is not None:
-            torch._foreach_sub_(steps, [skipped] * len(steps))
+            torch._foreach_sub_(steps, [skipped] * len(steps))  # as torch.optim does
 
     def _sgd_(self, group: dict[str, Any], entries: list[Entry], scale: Tensor | None, skipped: Tensor | None) -> None:
         if group["momentum"] == 0:
@@ -139,7 +140,7 @@ class FusedUpdater(Updater):
         *,
         first: bool,
     ) -> None:
-        torch._fused_sgd_(
+        torch._fused_sgd_(  # as torch.optim does
             [one.value for one in entries],
             [one.gradient for one in entries],
             buffers,
@@ -165,9 +166,9 @@ class FusedUpdater(Updater):
 class ExactUpdater(Updater):
     """Every operation is one IEEE operation in fp32: the same bits on every device.
 
-    Hyperparameters are Python floats, combined in double and rounded once where they meet a tensor. The square root goes
-    through float64, because torch's fp32 one is not correctly rounded on the CPU. A divisor is a tensor on the device,
-    because GPUs multiply by the reciprocal of a Python number.
+    Hyperparameters are Python floats, combined in double and rounded once where they meet a tensor. The square root
+    goes through float64, because torch's fp32 one is not correctly rounded on the CPU. A divisor is a tensor on the
+    device, because GPUs multiply by the reciprocal of a Python number.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -179,6 +180,7 @@ class ExactUpdater(Updater):
         self, group: dict[str, Any], entries: list[Entry], scale: Tensor | None, skipped: Tensor | None
     ) -> None:
         """One parameter after the other."""
+        del scale  # gradients come unscaled
         rule: Callable[[dict[str, Any], Entry, Tensor | None], None] = (
             self._sgd_ if isinstance(self.optimizer, torch.optim.SGD) else self._adam_
         )
@@ -238,6 +240,7 @@ class OwnUpdater(Updater):
         self, group: dict[str, Any], entries: list[Entry], scale: Tensor | None, skipped: Tensor | None
     ) -> None:
         """Hand the gradients over; ``conclude_`` steps once for all groups."""
+        del group, scale, skipped
         for one in entries:
             one.trained.grad = one.gradient
 

@@ -1,0 +1,163 @@
+"""What an engine admits: models, optimizers, schedulers and losses that it can keep its promises with."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mp_torch.errors import AmpConfigError, AmpStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from mp_torch.dtypes import Precision
+
+__all__ = [
+    "check_dtypes",
+    "check_optimizers",
+    "checked_limit",
+    "checked_losses",
+    "checked_schedulers",
+    "sparse_parameters",
+]
+
+
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[nn.Parameter, str]) -> None:
+    """Refuse optimizers that one decision cannot be made for.
+
+    Args:
+        optimizers: the user's.
+        names: the model's parameters.
+
+    Raises:
+        AmpConfigError: none at all; one that calls a closure; a parameter that is not the model's, or has two of them.
+    """
+    owner: dict[int, str] = {}
+    if not optimizers:
+        raise AmpConfigError("optimizer=[] holds no optimizer; pass one, or a sequence of them")
+    for place, optimizer in enumerate(optimizers):
+        kind = type(optimizer).__name__
+        if _needs_closure(optimizer):
+            raise AmpConfigError(
+                f"{kind} calls a closure several times a step, and each call would need a loss scale and a decision of "
+                "its own; use an optimizer with a plain step(), such as torch.optim.AdamW, or train in fp32 by hand"
+            )
+        for one in (one for group in optimizer.param_groups for one in group["params"]):
+            if one not in names:
+                raise AmpConfigError(
+                    f"{kind} holds a parameter of shape {tuple(one.shape)} that is not the model's; build the "
+                    "optimizer from model.parameters(), after the model has moved to its device"
+                )
+            if id(one) in owner:
+                raise AmpConfigError(
+                    f"parameter {names[one]!r} is in both {owner[id(one)]} and {kind} {place}; give it to one of them"
+                )
+            owner[id(one)] = f"{kind} {place}"
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    step = inspect.signature(type(optimizer).step).parameters
+    return "closure" in step and step["closure"].default is inspect.Parameter.empty
+
+
+def check_dtypes(
+    row: Precision, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[nn.Parameter, str]
+) -> None:
+    """Refuse parameters that this precision cannot train.
+
+    Args:
+        row: the precision.
+        optimizers: whose parameters are looked at; frozen ones outside them may have any dtype.
+        names: for the message.
+
+    Raises:
+        AmpConfigError: 16-bit parameters without masters, float64, complex; each is named.
+    """
+    trained = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
+    legal = sorted({"float32", _word(row.parameter)})
+    wrong = [one for one in trained if _word(one.dtype) not in legal]
+    if wrong:
+        listed = ", ".join(f"{names[one]!r} ({_word(one.dtype)})" for one in wrong[:8])
+        more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise AmpConfigError(
+            f"precision={row.name!r} trains {' or '.join(legal)} parameters, not {listed}{more}; use the -true "
+            "precision of their dtype, which holds fp32 masters for 16-bit parameters, or model.float()"
+        )
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def sparse_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Parameters whose gradients are sparse, because their module was built with ``sparse=True``."""
+    sparse = [module for module in model.modules() if getattr(module, "sparse", False) is True]
+    return {one for module in sparse for one in module.parameters(recurse=False)}
+
+
+def checked_limit(value: Any) -> float | None:
+    """A parameter group's own ``max_grad_norm``.
+
+    Raises:
+        AmpConfigError: it is not a finite number above 0, nor ``None``.
+
+    >>> checked_limit(0.5)
+    0.5
+    """
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise AmpConfigError(
+        f"max_grad_norm={value!r} of a parameter group must be a finite number above 0; None switches clipping off"
+    )
+
+
+def checked_schedulers(scheduler: Any) -> list[Any]:
+    """The learning-rate schedulers that the engine steps.
+
+    Args:
+        scheduler: ``None``, one, or several.
+
+    Raises:
+        AmpConfigError: one that needs a metric, or has no ``step()``.
+
+    >>> checked_schedulers(None)
+    []
+    """
+    schedulers = [] if scheduler is None else list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler]
+    for one in schedulers:
+        if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise AmpConfigError(
+                "ReduceLROnPlateau needs a metric at every step(), which the engine does not have; leave it out and "
+                "call scheduler.step(metric) yourself if report.applied"
+            )
+        if not callable(getattr(one, "step", None)):
+            raise AmpConfigError(f"scheduler={one!r} has no step(); pass one of torch.optim.lr_scheduler, or a list")
+    return schedulers
+
+
+def checked_losses(loss: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """The losses of one micro-step.
+
+    Raises:
+        AmpStateError: none, or one that no gradient can flow from.
+
+    >>> checked_losses(torch.ones(1))
+    Traceback (most recent call last):
+    mp_torch.errors.AmpStateError: backward() of a loss that needs no gradient: ...
+    """
+    losses = [loss] if isinstance(loss, torch.Tensor) else list(loss)
+    if not losses:
+        raise AmpStateError("backward([]) of no loss at all; pass one, or a sequence of them")
+    if not all(one.requires_grad for one in losses):
+        raise AmpStateError(
+            "backward() of a loss that needs no gradient: it was computed under no_grad, or from frozen parameters "
+            "only; compute it with gradients enabled"
+        )
+    return losses
