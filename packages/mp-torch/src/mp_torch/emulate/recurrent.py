@@ -125,7 +125,7 @@ def _layers(
 
 
 def install_recurrent() -> Callable[[], None]:
-    """Run ``nn.LSTM`` and ``nn.GRU`` under CPU autocast step by step with fused cells, in the whole process.
+    """Run ``nn.LSTM``, ``nn.GRU`` and their cells under CPU autocast with fused cells, in the whole process.
 
     Packed sequences keep torch's own way on the CPU.
 
@@ -147,7 +147,15 @@ def install_recurrent() -> Callable[[], None]:
     def gru(x: torch.Tensor, hx: torch.Tensor, params: Sequence[torch.Tensor], *options: Any) -> Any:
         return _layers(gru_cell, x, [hx], params, options)
 
+    def one_cell(cell: Callable[..., tuple[torch.Tensor, ...]], x: torch.Tensor, hx: Any, *weights: Any) -> Any:
+        states = hx if isinstance(hx, list | tuple) else [hx]
+        given = [weight for weight in weights if weight is not None]
+        low = torch.get_autocast_dtype("cpu")
+        return _direction(cell, [x], states, given, low)[1]
+
     kernels = Overrides()
     kernels.put("aten::lstm.input", lstm, "AutocastCPU")
     kernels.put("aten::gru.input", gru, "AutocastCPU")
+    kernels.put("aten::lstm_cell", lambda *args: one_cell(lstm_cell, *args), "AutocastCPU")
+    kernels.put("aten::gru_cell", lambda *args: one_cell(gru_cell, *args)[0], "AutocastCPU")
     return kernels.remove
