@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,7 @@ def work(end: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
+    warnings.simplefilter("error")
     for name in PRELOADED:
         importlib.import_module(name)
     modules: dict[str, ModuleType] = {}
@@ -126,7 +128,8 @@ def one_job(
     try:
         return job(*arguments)
     finally:
-        distributed.destroy_process_group()
+        if distributed.is_initialized():  # a rank that raised the alarm has no group any more
+            distributed.destroy_process_group()
 
 
 def load(path: str) -> ModuleType:

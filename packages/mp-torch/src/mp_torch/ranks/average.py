@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
+_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor  # renamed in 2.13
+
 __all__ = ["DIVIDE", "WIRE", "factors", "mean_", "scattered_mean"]
 
 WIRE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -98,5 +100,5 @@ def mean_(flat: Tensor, group: ProcessGroup, wire: torch.dtype, divide: str) -> 
     parts = torch.nn.functional.pad(flat, (0, count * length - flat.numel())).view(count, length)
     mine = scattered_mean(parts, group, wire, divide).to(wire)
     whole = torch.empty(count * length, dtype=wire, device=flat.device)
-    distributed.all_gather_into_tensor(whole.view(torch.uint8), mine.view(torch.uint8), group=group)
+    _all_gather(whole.view(torch.uint8), mine.view(torch.uint8), group=group)
     flat.copy_(whole[: flat.numel()])

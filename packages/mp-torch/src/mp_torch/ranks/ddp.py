@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.futures import Future
 
@@ -46,14 +46,14 @@ class DataParallelRanks(GroupRanks):
         super().__init__(parameters, model.process_group)
         self._wire, self._divide, self._exchange = WIRE[reduce_dtype], divide, True
         try:
-            model.register_comm_hook(None, self._hook)
+            model.register_comm_hook(None, lambda state, bucket: self._exchanged(bucket))  # noqa: ARG005  # torch asks
         except RuntimeError as error:
             raise AmpConfigError(
                 "the model has a communication hook of its own, and DistributedDataParallel takes one; leave it to the "
                 "engine (reduce_dtype='fp16', divide='after'), or wrap the model anew"
             ) from error
 
-    def _hook(self, state: Any, bucket: GradBucket) -> Future[Tensor]:  # noqa: ARG002  # torch asks for both names
+    def _exchanged(self, bucket: GradBucket) -> Future[Tensor]:
         done: Future[Tensor] = Future()
         if self._exchange:
             mean_(bucket.buffer(), self.group, self._wire, self._divide)

@@ -73,7 +73,7 @@ def plan(
     owners = _owners(model)
     dtypes = {name: _gathered(name, module, lower, kept) for name, module in owners.items()}
     composite = {name for name, module in owners.items() if _composite(module) and not isinstance(module, _WHOLE)}
-    wholes = {"", *blocks, *composite}
+    wholes = [name for name, _ in model.named_modules() if not name or name in blocks or name in composite]
     units: list[Unit] = []
     taken: set[str] = set()
     for name in sorted(wholes, key=lambda name: -name.count(".") - bool(name)):
