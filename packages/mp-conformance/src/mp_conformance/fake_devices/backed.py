@@ -61,6 +61,11 @@ class BackedTensor(torch.Tensor):
         """Where it pretends to be, and what it holds."""
         return f"BackedTensor({self.raw!r}, device='{self.device}')"
 
+    def tolist(self) -> Any:
+        """The values, which the host waits for; torch has no such method for subclasses."""
+        self.backing.host_syncs.append("tolist")
+        return self.raw.tolist()
+
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         """Let compilers see the held tensor."""
         return ["raw"], None
