@@ -24,6 +24,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "update": ("auto", "fused", "exact"),
     "master_weights": ("fp32", "remainder", "none"),
     "accumulate": ("fp32", "parameter"),
+    "reduce_dtype": ("fp32", "fp16", "bf16"),
+    "divide": ("before", "after", "split"),
 }
 _OP_RULES = ("fp32", "lower_precision_fp", "promote")
 
@@ -46,6 +48,8 @@ class AmpSettings(TypedDict, total=False):
     seed: int
     master_weights: Literal["fp32", "remainder", "none"]
     accumulate: Literal["fp32", "parameter"]
+    reduce_dtype: Literal["fp32", "fp16", "bf16"]
+    divide: Literal["before", "after", "split"]
     safe_ops: bool
 
 
@@ -77,6 +81,8 @@ class AmpConfig:
         master_weights: of the ``-true`` precisions: "fp32", "remainder" (bf16 weight and 16 further bits, half the
             memory), or "none".
         accumulate: gradients of 16-bit parameters are summed over a window in "fp32" or in the "parameter"'s dtype.
+        reduce_dtype: what gradients are averaged between ranks in: "fp32", "fp16" or "bf16".
+        divide: whether the average divides "before" or "after" the sum, or "split" takes the root of it on each side.
         safe_ops: norms, softmax, cross entropy and position encodings compute in fp32 without being named.
 
     Raises:
@@ -105,6 +111,8 @@ class AmpConfig:
     seed: int = 0
     master_weights: Literal["fp32", "remainder", "none"] = "fp32"
     accumulate: Literal["fp32", "parameter"] = "fp32"
+    reduce_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
+    divide: Literal["before", "after", "split"] = "before"
     safe_ops: bool = True
 
     def __post_init__(self) -> None:

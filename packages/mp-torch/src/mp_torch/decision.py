@@ -109,6 +109,7 @@ def decide(
     Returns:
         The decision.
     """
+    flag = device.overflow()  # before the norms, whose own kernels may saturate and raise it
     sums = _sums(gradients, divisor, norm_type, exact, device)
     parameters = [one.part.weight.parameter for one in gradients]
     peak = norm_type == math.inf
@@ -117,7 +118,6 @@ def decide(
     if divisor < 1 and any(one.scaled for one in gradients):
         finite &= _survives(gradients, divisor).to(finite.device)
     found = _by_optimizer(gradients, finite, optimizers, device)
-    flag = device.overflow()
     if flag is not None:
         found = torch.maximum(found, flag.to(found.device))
     found = ranks.any(found)

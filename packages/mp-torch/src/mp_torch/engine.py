@@ -258,6 +258,7 @@ class AmpEngine:
         self.assembly.clear_gradients_()
         self.phase = self.phase.after_step()
         self.buffers.taken = False
+        self.device.clear_overflow_()
         torch.clear_autocast_cache()  # of an outer autocast, which would go on using the old weights
 
     def _idle(self, reason: str, *, close: bool = False) -> StepReport:

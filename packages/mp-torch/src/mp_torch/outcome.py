@@ -73,7 +73,7 @@ class Step:
     def cause(self) -> str:
         """What was found first; reads from the device."""
         name, kind = self.decision.first_nonfinite(self.gradients)
-        return "the device's overflow flag is set" if name is None else f"{kind} in {name}"
+        return "the device's overflow flag: a kernel of this window saturated" if name is None else f"{kind} in {name}"
 
     def outcome(self, optimizers: Sequence[torch.optim.Optimizer]) -> Outcome:
         """Everything a report says; reads from the device."""

@@ -15,8 +15,6 @@ import torch
 from mp_torch.errors import AmpConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
 __all__ = ["Entry", "Updater", "updater_for"]
@@ -49,6 +47,36 @@ class Updater:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
+        self._fresh: list[tuple[Tensor, str]] = []
+
+    def state_of(self, one: Entry, slot: str) -> Tensor:
+        """The optimizer's tensor of this name for a parameter; zeros on first use, forgotten if that use is skipped.
+
+        Args:
+            one: the parameter.
+            slot: torch's name for the tensor.
+        """
+        state = self.optimizer.state[one.trained]
+        if slot not in state:
+            state[slot] = torch.zeros_like(one.value)
+            self._fresh.append((one.trained, slot))
+        found: Tensor = state[slot]
+        return found
+
+    def _moments(self, one: Entry, amsgrad: bool) -> list[Tensor]:
+        slots = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if amsgrad else ("exp_avg", "exp_avg_sq")
+        return [self.state_of(one, slot) for slot in slots]
+
+    def _count(self, one: Entry, device: torch.device) -> Tensor:
+        """Updates of a parameter so far: fp32, as torch's optimizers keep it, where this update wants it."""
+        state = self.optimizer.state[one.trained]
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            self._fresh.append((one.trained, "step"))
+        elif state["step"].device != device:
+            state["step"] = state["step"].to(device)
+        found: Tensor = state["step"]
+        return found
 
     def update_(
         self, group: dict[str, Any], entries: list[Entry], scale: Tensor | None, skipped: Tensor | None
@@ -65,6 +93,13 @@ class Updater:
 
     def conclude_(self, applied: bool) -> None:
         """Learn, after all groups, whether the update happened; on an accelerator that is known later."""
+        if not applied:
+            for trained, slot in self._fresh:
+                state = self.optimizer.state[trained]
+                del state[slot]
+                if not state:
+                    del self.optimizer.state[trained]
+        self._fresh.clear()
 
 
 class FusedUpdater(Updater):
@@ -76,31 +111,24 @@ class FusedUpdater(Updater):
 
     folds_scale = True
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(optimizer)
-        self._fresh: list[Tensor] = []
-
     def update_(
         self, group: dict[str, Any], entries: list[Entry], scale: Tensor | None, skipped: Tensor | None
     ) -> None:
-        """One kernel call for each group (two in the first steps of a momentum buffer)."""
-        if isinstance(self.optimizer, torch.optim.SGD):
-            self._sgd_(group, entries, scale, skipped)
-        else:
-            self._adam_(group, entries, scale, skipped)
+        """One kernel call for each group (two where a momentum buffer is new)."""
+        rule = self._sgd_ if isinstance(self.optimizer, torch.optim.SGD) else self._adam_
+        rule(group, entries, scale, skipped)
 
     def _adam_(self, group: dict[str, Any], entries: list[Entry], scale: Tensor | None, skipped: Tensor | None) -> None:
-        states = [_adam_state(self.optimizer, one, group["amsgrad"], on_device=True) for one in entries]
-        steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1)  # as torch.optim does
-        kernels = (torch._fused_adam_, torch._fused_adamw_)  # as torch.optim does
-        kernel = kernels[_decoupled(self.optimizer, group)]
+        moments = [self._moments(one, group["amsgrad"]) for one in entries]
+        steps = [self._count(one, one.value.device) for one in entries]
+        torch._foreach_add_(steps, 1)
+        kernel = torch._fused_adamw_ if _decoupled(self.optimizer, group) else torch._fused_adam_
         kernel(
             [one.value for one in entries],
             [one.gradient for one in entries],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
+            [one[0] for one in moments],
+            [one[1] for one in moments],
+            [one[2] for one in moments if len(one) == 3],
             steps,
             amsgrad=group["amsgrad"],
             lr=group["lr"],
@@ -113,54 +141,30 @@ class FusedUpdater(Updater):
             found_inf=skipped,
         )
         if skipped is not None:
-            torch._foreach_sub_(steps, [skipped] * len(steps))  # as torch.optim does
+            torch._foreach_sub_(steps, [skipped] * len(steps))
 
     def _sgd_(self, group: dict[str, Any], entries: list[Entry], scale: Tensor | None, skipped: Tensor | None) -> None:
-        if group["momentum"] == 0:
-            self._sgd_kernel(group, entries, [], scale, skipped, first=False)
-            return
-        state = self.optimizer.state
-        fresh = [one for one in entries if state[one.trained].get("momentum_buffer") is None]
-        later = [one for one in entries if state[one.trained].get("momentum_buffer") is not None]
-        for one in fresh:
-            state[one.trained]["momentum_buffer"] = torch.zeros_like(one.value)
-            self._fresh.append(one.trained)
-        for some, first in ((fresh, True), (later, False)):
-            if some:
-                buffers = [state[one.trained]["momentum_buffer"] for one in some]
-                self._sgd_kernel(group, some, buffers, scale, skipped, first=first)
-
-    def _sgd_kernel(
-        self,
-        group: dict[str, Any],
-        entries: list[Entry],
-        buffers: list[Tensor],
-        scale: Tensor | None,
-        skipped: Tensor | None,
-        *,
-        first: bool,
-    ) -> None:
-        torch._fused_sgd_(  # as torch.optim does
-            [one.value for one in entries],
-            [one.gradient for one in entries],
-            buffers,
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=group["dampening"],
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-            is_first_step=first,
-            grad_scale=scale,
-            found_inf=skipped,
-        )
-
-    def conclude_(self, applied: bool) -> None:
-        """A buffer whose first step was skipped was never filled."""
-        if not applied:
-            for trained in self._fresh:
-                self.optimizer.state[trained].pop("momentum_buffer")
-        self._fresh.clear()
+        momentum = group["momentum"] != 0
+        states = self.optimizer.state
+        for first in (True, False) if momentum else (False,):
+            some = [one for one in entries if not momentum or ("momentum_buffer" in states[one.trained]) != first]
+            if not some:
+                continue
+            torch._fused_sgd_(
+                [one.value for one in some],
+                [one.gradient for one in some],
+                [self.state_of(one, "momentum_buffer") for one in some] if momentum else [],
+                weight_decay=group["weight_decay"],
+                momentum=group["momentum"],
+                lr=group["lr"],
+                dampening=group["dampening"],
+                nesterov=group["nesterov"],
+                maximize=group["maximize"],
+                is_first_step=first,
+                grad_scale=scale,
+                found_inf=skipped,
+            )
+            entries = [one for one in entries if one not in some]
 
 
 class ExactUpdater(Updater):
@@ -174,16 +178,13 @@ class ExactUpdater(Updater):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
         self._counted: list[Tensor] = []
-        self._fresh: list[Tensor] = []
 
     def update_(
         self, group: dict[str, Any], entries: list[Entry], scale: Tensor | None, skipped: Tensor | None
     ) -> None:
         """One parameter after the other."""
         del scale  # gradients come unscaled
-        rule: Callable[[dict[str, Any], Entry, Tensor | None], None] = (
-            self._sgd_ if isinstance(self.optimizer, torch.optim.SGD) else self._adam_
-        )
+        rule = self._sgd_ if isinstance(self.optimizer, torch.optim.SGD) else self._adam_
         for one in entries:
             rule(group, one, skipped)
 
@@ -192,45 +193,39 @@ class ExactUpdater(Updater):
         if group["weight_decay"] != 0:
             g = g + w * group["weight_decay"]
         if group["momentum"] != 0:
-            state = self.optimizer.state[one.trained]
-            if state.get("momentum_buffer") is None:
-                buffer = state["momentum_buffer"] = g.clone()
-                self._fresh.append(one.trained)
+            if "momentum_buffer" in self.optimizer.state[one.trained]:
+                before = self.state_of(one, "momentum_buffer")
+                buffer = _write(before, before * group["momentum"] + g * (1 - group["dampening"]), skipped)
             else:
-                buffer = state["momentum_buffer"] * group["momentum"] + g * (1 - group["dampening"])
-                buffer = _write(state["momentum_buffer"], buffer, skipped)
+                buffer = self.state_of(one, "momentum_buffer").copy_(g)
             g = g + buffer * group["momentum"] if group["nesterov"] else buffer
         _write(w, w - g * float(group["lr"]), skipped)
 
     def _adam_(self, group: dict[str, Any], one: Entry, skipped: Tensor | None) -> None:
-        state = _adam_state(self.optimizer, one, group["amsgrad"], on_device=False)
-        t, lr = int(state["step"].item()) + 1, float(group["lr"])
-        self._counted.append(state["step"])
-        beta1, beta2 = group["betas"]
+        count = self._count(one, torch.device("cpu"))
+        self._counted.append(count)
+        t, lr, (beta1, beta2) = int(count.item()) + 1, float(group["lr"]), group["betas"]
+        moments = self._moments(one, group["amsgrad"])
         w, g = one.value, -one.gradient if group["maximize"] else one.gradient
         if _decoupled(self.optimizer, group):
             decayed = w * (1 - lr * group["weight_decay"])
         else:
             decayed = w
             g = g + w * group["weight_decay"] if group["weight_decay"] != 0 else g
-        m = state["exp_avg"] + (g - state["exp_avg"]) * (1 - beta1)
-        v = state["exp_avg_sq"] * beta2 + (g * (1 - beta2)) * g
-        m, v = _write(state["exp_avg"], m, skipped), _write(state["exp_avg_sq"], v, skipped)
+        m = _write(moments[0], moments[0] + (g - moments[0]) * (1 - beta1), skipped)
+        v = _write(moments[1], moments[1] * beta2 + (g * (1 - beta2)) * g, skipped)
         if group["amsgrad"]:
-            v = _write(state["max_exp_avg_sq"], torch.maximum(state["max_exp_avg_sq"], v), skipped)
+            v = _write(moments[2], torch.maximum(moments[2], v), skipped)
         root = v.double().sqrt_().float()
         denominator = root / root.new_tensor(math.sqrt(1 - beta2**t)) + group["eps"]
         _write(w, decayed - (m * (lr / (1 - beta1**t))) / denominator, skipped)
 
     def conclude_(self, applied: bool) -> None:
-        """Count the step where it was one; drop what only a skipped first step made."""
-        for step in self._counted:
-            step += float(applied)
-        if not applied:
-            for trained in self._fresh:
-                self.optimizer.state[trained].pop("momentum_buffer")
+        """Count the step where it was one."""
+        for count in self._counted:
+            count += float(applied)
         self._counted.clear()
-        self._fresh.clear()
+        super().conclude_(applied)
 
 
 class OwnUpdater(Updater):
@@ -246,6 +241,7 @@ class OwnUpdater(Updater):
 
     def conclude_(self, applied: bool) -> None:
         """Step."""
+        super().conclude_(applied)
         if applied:
             self.optimizer.step()
 
@@ -292,21 +288,6 @@ def _obstacle(optimizer: torch.optim.Optimizer, dense: bool) -> str | None:
 
 def _decoupled(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
     return isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
-
-
-def _adam_state(optimizer: torch.optim.Optimizer, one: Entry, amsgrad: bool, *, on_device: bool) -> dict[str, Any]:
-    """The optimizer's state of a parameter, made on first use as torch makes it."""
-    state: dict[str, Any] = optimizer.state[one.trained]
-    if not state:
-        state["step"] = torch.zeros((), dtype=torch.float32, device=one.value.device if on_device else "cpu")
-        state["exp_avg"] = torch.zeros_like(one.value)
-        state["exp_avg_sq"] = torch.zeros_like(one.value)
-    if amsgrad and "max_exp_avg_sq" not in state:
-        state["max_exp_avg_sq"] = torch.zeros_like(one.value)
-    wanted = one.value.device if on_device else torch.device("cpu")
-    if state["step"].device != wanted:
-        state["step"] = state["step"].to(wanted)
-    return state
 
 
 def _write(target: Tensor, value: Tensor, skipped: Tensor | None) -> Tensor:
