@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "Updater", "updater_for"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # tensors do not compare as one
 class Entry:
     """One parameter's part in an update.
 
