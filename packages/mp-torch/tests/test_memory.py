@@ -1,11 +1,14 @@
 """The memory estimate: arithmetic by hand, papers' figures, and the tensors of real runs."""
 
+import gc
 import math
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
+from mp_torch import AmpEngine, LossScale
 from mp_torch.dtypes import PRECISIONS
 from mp_torch.errors import AmpConfigError
 from mp_torch.memory import memory_estimate
@@ -144,3 +147,111 @@ def test_a_negative_number_of_parameters_is_refused():
 def test_an_optimizer_of_another_kind_is_refused_by_its_name():
     with pytest.raises(AmpConfigError, match=r"optimizer 'rprop' is not one of sgd, adam, adamw"):
         memory_estimate(10, "fp32", torch.optim.Rprop([torch.zeros(1, requires_grad=True)]))
+
+
+class Odd(nn.Module):
+    """Tied, frozen, scalar and normalised parameters, and integer buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.body = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("seen", torch.zeros(11, dtype=torch.int64))
+
+    def forward(self, x):
+        h = self.norm(self.body(self.embedding(x)) * self.scale)
+        return self.head(self.frozen(h))
+
+
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {}),
+    "sgd with momentum": (torch.optim.SGD, {"momentum": 0.9}),
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {}),
+    "adamw with amsgrad": (torch.optim.AdamW, {"amsgrad": True}),
+}
+
+
+def size(tensors):
+    """Bytes of the storages behind some tensors, each counted once."""
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    return sum(storages.values())
+
+
+def alive():
+    """Every tensor that Python can reach."""
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # looking at every object wakes deprecated ones of other packages
+        return [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+
+
+def trained(precision, optimizer, micro_steps=1, **settings):
+    """A real model after one update and the micro-steps of the next window, and its optimizer and engine."""
+    kind, options = OPTIMIZERS[optimizer]
+    model = Odd()
+    real = kind([one for one in model.parameters() if one.requires_grad], lr=1e-2, **options)
+    settings |= {"loss_scale": LossScale.static(256.0)} if precision.startswith("fp16") else {}
+    engine = AmpEngine(model, real, precision=precision, accumulate_steps=micro_steps, **settings)
+    x = torch.arange(10) % 11
+    for window in range(2):
+        for _ in range(micro_steps):
+            with engine.autocast():
+                loss = nn.functional.cross_entropy(model(x).float(), x)
+            engine.backward(loss)
+        if window == 0:
+            assert engine.step().applied
+    return model, real, engine
+
+
+def by_role(model, optimizer, engine):
+    state = [one for held in optimizer.state.values() for name, one in held.items() if name != "step"]
+    return {
+        "weights": size(model.parameters()),
+        "masters": size([one for held in engine.state_dict()["weights"].values() for one in held.values()]),
+        "gradients": size(engine.gradients().values()),
+        "moments": size([one for one in state if isinstance(one, torch.Tensor)]),
+        "buffers": size(model.buffers()),
+    }
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_estimate_is_what_the_tensors_of_a_real_engine_measure(precision, optimizer):
+    estimate = memory_estimate(Odd(), precision, OPTIMIZERS[optimizer][0]([torch.zeros(1)], **OPTIMIZERS[optimizer][1]))
+    model, real, engine = trained(precision, optimizer)
+    assert by_role(model, real, engine) == {role: getattr(estimate, role) for role in by_role(model, real, engine)}
+
+
+@pytest.mark.parametrize("kind", ["fp32", "remainder", "none"])
+def test_every_kind_of_master_weights_measures_as_estimated(kind):
+    estimate = memory_estimate(Odd(), "bf16-true", "adamw", master_weights=kind)
+    measured = by_role(*trained("bf16-true", "adamw", master_weights=kind))
+    assert measured == {role: getattr(estimate, role) for role in measured}
+
+
+@pytest.mark.parametrize("accumulate", ["fp32", "parameter"])
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_gradients_of_a_long_window_measure_as_estimated(precision, accumulate):
+    estimate = memory_estimate(Odd(), precision, "adamw", accumulate=accumulate)
+    measured = by_role(*trained(precision, "adamw", micro_steps=3, accumulate=accumulate))
+    assert measured == {role: getattr(estimate, role) for role in measured}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_real_engine_keeps_nothing_that_the_total_leaves_out(precision):
+    """Every tensor alive in the process is counted, not only those in the roles."""
+    others = alive()  # held, so that no new tensor gets the address of an old one
+    before = {one.untyped_storage().data_ptr() for one in others}
+    model, optimizer, engine = trained(precision, "adamw")
+    gradients = engine.gradients()  # held: autograd's tensors are objects only once Python has asked for them
+    here = size([one for one in alive() if one.untyped_storage().data_ptr() not in before])
+    total = memory_estimate(model, precision, optimizer).total
+    small = size(model.buffers()) + 4 * len(list(model.parameters()))  # snapshot of the buffers, step counters
+    assert gradients
+    assert total <= here <= total + small
