@@ -30,7 +30,9 @@ class FastAligned:
     @staticmethod
     def suits(unit: MatrixUnit) -> bool:
         """Whether this is the arithmetic of the row."""
-        return unit.arithmetic == "aligned" and unit.group == 1 and unit.zero_products == "excluded"
+        usual = {"fp32": ("toward-zero", unit.result_bits), "fp16": ("nearest-even", 10)}[unit.result]
+        plain = unit.arithmetic == "aligned" and unit.group == 1 and unit.zero_products == "excluded"
+        return plain and (unit.rounding, unit.result_bits) == usual
 
     @classmethod
     def of(
@@ -51,7 +53,6 @@ class FastAligned:
     ) -> None:  # fmt: skip
         self.unit, self.a, self.b = unit, a, b
         shape = start.shape
-        self.flat = shape[1:] if shape[0] == 1 else None  # one matrix: outer products by BLAS
         narrow = all(fmt.exponent_bits <= 5 for fmt in formats)
         self.kind = np.uint8 if narrow else np.int16
         self.least = sum(fmt.min_exponent for fmt in formats) + _BIAS  # least biased exponent of a product
@@ -60,7 +61,7 @@ class FastAligned:
         self.whole, self.part = np.empty(shape, np.int32), np.empty(shape, np.int32)
         self.largest, self.exponent = np.empty(shape, self.kind), np.empty(shape, self.kind)
         self.exact = np.empty(shape, np.float64)
-        self.together = self._int32_room(formats)
+        self.together, self.roomy = self._int32_room(formats)
         if unit.result == "fp16":
             self.rounder = kernel_for(FP16, "nearest-even", "ieee", "", "float64")
             self.work = Workspace(start.size, np.dtype(np.float64))
@@ -75,21 +76,18 @@ class FastAligned:
         first, second = exponents
         return _lifted(first, 64), _lifted(second, 63)
 
-    def _int32_room(self, formats: tuple[FloatFormat, FloatFormat]) -> int:
-        """Products that may be added in int32 before they must move to float64."""
-        largest = 2.0**self.unit.fraction_bits
-        for fmt in formats:
-            largest *= 2 - fmt.epsilon
-        return int((2**31 - 1) // largest)
+    def _int32_room(self, formats: tuple[FloatFormat, FloatFormat]) -> tuple[int, bool]:
+        """Products that may be added in int32 before they must move to float64; whether block and addend fit."""
+        unit = 2.0**self.unit.fraction_bits
+        largest = unit * (2 - formats[0].epsilon) * (2 - formats[1].epsilon)
+        return int((2**31 - 1) // largest), self.unit.block * largest + 2 * unit < 2**31
 
     def __call__(self, total: Tile, first: int, last: int) -> Tile | None:
         """Add a block to ``total`` in place."""
         if not self._align(total, first, last):
             return None
         self._add_products(first, last)
-        np.multiply(total, self.scale, out=self.product)
-        np.trunc(self.product, out=self.product)
-        np.add(self.exact, self.product, out=self.exact)
+        self._add_accumulator(total)
         self._round(total)
         if not self.bounded and not (total.max() < np.inf and total.min() > -np.inf):
             return None
@@ -99,7 +97,8 @@ class FastAligned:
         """Set the largest exponent, biased, and the scale that brings its fraction bits to whole numbers."""
         unit, part, largest = self.unit, self.part, self.largest
         np.right_shift(total.view(np.int32), np.int32(23), out=part)
-        np.bitwise_and(part, np.int32(255), out=part)
+        if self.kind is not np.uint8 or unit.result == "fp16":  # else the cast drops the sign
+            np.bitwise_and(part, np.int32(255), out=part)
         if unit.result == "fp16":
             np.maximum(part, np.int32(_BIAS + FP16.min_exponent), out=part, where=part > 0)
         np.copyto(largest, part, casting="unsafe")
@@ -122,24 +121,30 @@ class FastAligned:
     def _add_products(self, first: int, last: int) -> None:
         """The block's products in whole units, cut toward zero by the cast, their sum in float64."""
         product, whole, cut = self.product, self.whole, self.part
-        saved = None
         for start in range(first, last, self.together):
             for k in range(start, min(start + self.together, last)):
-                if self.flat is None:
-                    np.multiply(self.a[k], self.b[k], out=product)
-                else:
-                    np.dot(self.a[k, 0], self.b[k, 0], out=product[0])
+                np.multiply(self.a[k], self.b[k], out=product)
                 np.multiply(product, self.scale, out=product)
                 if k == start:
                     np.copyto(whole, product, casting="unsafe")
                 else:
                     np.copyto(cut, product, casting="unsafe")
                     np.add(whole, cut, out=whole)
-            if saved is None:
-                np.copyto(self.exact, whole)
-                saved = self.exact
-            else:
+            if start > first:
                 np.add(self.exact, whole, out=self.exact)
+            elif not self.roomy:
+                np.copyto(self.exact, whole)
+
+    def _add_accumulator(self, total: Tile) -> None:
+        """The cut accumulator too; ``exact`` gets the sum."""
+        np.multiply(total, self.scale, out=self.product)
+        if self.roomy:
+            np.copyto(self.part, self.product, casting="unsafe")
+            np.add(self.whole, self.part, out=self.whole)
+            np.copyto(self.exact, self.whole)
+        else:
+            np.trunc(self.product, out=self.product)
+            np.add(self.exact, self.product, out=self.exact)
 
     def _round(self, total: Tile) -> None:
         """One rounding of the exact sum, and back from whole units."""

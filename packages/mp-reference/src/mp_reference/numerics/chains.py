@@ -6,12 +6,14 @@ the whole tile, in float32 where that is provably exact before the rounding and 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mp_reference.numerics.odd import ODD
+from mp_reference.numerics.rounding_bounded import BoundedKernel
 from mp_reference.numerics.rounding_kernels import Workspace, kernel_for
 from mp_reference.spec.accumulators import Accumulator, Kahan, Lanes, Pairwise, Sequential
 from mp_reference.spec.formats import FP32, FloatFormat
@@ -19,7 +21,7 @@ from mp_reference.spec.formats import FP32, FloatFormat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Factors", "run_chain"]
+__all__ = ["Factors", "buffer_size", "run_chain"]
 
 _FEW_OUTPUTS = 256  # below this a cumulative sum along K beats a step a term
 _DOUBLE_BITS = 53
@@ -51,6 +53,21 @@ class Factors:
         part.a, part.b = (x.astype(carrier, copy=False) for x in (self.a, self.b))
         return part
 
+    def at(self, chosen: NDArray[np.bool_]) -> Factors:
+        """The factors of some outputs only, one axis."""
+        part = object.__new__(Factors)
+        part.__dict__.update(self.__dict__)
+        part.a, part.b = (np.stack([np.broadcast_to(step, self.shape)[chosen] for step in x]) for x in (self.a, self.b))
+        part.shape = part.a.shape[1:]
+        return part
+
+    def stays_below(self, limit: float, start: Tile | None) -> bool:
+        """Whether no partial sum in any order can reach ``limit``, rounding errors included."""
+        first = 0.0 if start is None else float(np.abs(start).max(initial=0))
+        left, right = (np.abs(x.reshape(len(x), math.prod(x.shape[1:]))) for x in (self.a, self.b))
+        steps = left.max(axis=1, initial=0).astype(np.float64) * right.max(axis=1, initial=0)
+        return bool(2 * (first + float(steps.sum())) < limit) and bool(np.isfinite(steps).all())
+
     def write(self, k: int, out: Tile) -> None:
         """The product of step ``k``."""
         np.multiply(self.a[k], self.b[k], out=out)
@@ -70,9 +87,15 @@ def _exponent_range(x: Tile) -> tuple[int, int]:
 class _Rounder:
     """Rounds a tile in place to one format, in a scratch space of its own."""
 
-    def __init__(self, fmt: FloatFormat, rounding: str, carrier: type[np.floating[Any]], size: int) -> None:
-        self.kernel = kernel_for(fmt, rounding, "ieee", "", np.dtype(carrier).name)
-        self.work = Workspace(size, np.dtype(carrier))
+    def __init__(
+        self, fmt: FloatFormat, rounding: str, carrier: type[np.floating[Any]], size: int, *, bounded: bool = False
+    ) -> None:
+        dtype = np.dtype(carrier)
+        self.bounded = bounded and rounding == "nearest-even" and BoundedKernel.suits(fmt, dtype)
+        self.kernel: Any = kernel_for(fmt, rounding, "ieee", "", dtype.name)
+        if self.bounded:
+            self.kernel = BoundedKernel(fmt, dtype)
+        self.work = Workspace(size, dtype)
         self.idle = fmt == FP32 and carrier is np.float32  # the hardware has rounded already
 
     def __call__(self, x: Tile) -> Tile:
@@ -101,7 +124,8 @@ def run_chain(row: Accumulator, factors: Factors, start: Tile | None) -> Tile:
     >>> run_chain(sequential(FP16), Factors(ones * np.float32(2048), ones, 11), np.ones((1, 1)))
     array([[6144.]], dtype=float32)
     """
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # which also brings the buffer size back
+        np.setbufsize(buffer_size(factors.shape[-1]))
         if isinstance(row, Sequential):
             return _sequential(row, factors, start)
         if isinstance(row, Pairwise):
@@ -110,6 +134,23 @@ def run_chain(row: Accumulator, factors: Factors, start: Tile | None) -> Tile:
             return _kahan(row, factors, start)
         assert isinstance(row, Lanes)
         return _lanes(row, factors, start)
+
+
+def buffer_size(row_length: int) -> int:
+    """NumPy's buffer size at which a column times a row runs row by row, at four times the speed of the default.
+
+    Args:
+        row_length: elements a row of the tile.
+
+    Returns:
+        A multiple of 16 from 512 to 1024.
+
+    Source: measured with NumPy 2.4: larger buffers make the broadcast loop gather its operands.
+
+    >>> buffer_size(512), buffer_size(3)
+    (512, 512)
+    """
+    return min(max(row_length // 16 * 16, 512), 1024)
 
 
 def _carrier_of(fmt: FloatFormat, factors: Factors, rounding: str = "nearest-even") -> type[np.floating[Any]]:
@@ -141,7 +182,8 @@ def _sequential(row: Sequential, factors: Factors, start: Tile | None) -> Tile:
     native = fmt.dtype != np.float32 or fmt == FP32
     if total.size < _FEW_OUTPUTS and native and row.rounding == "nearest-even":
         return _accumulated(fmt, factors, total)
-    round_ = _Rounder(fmt, row.rounding, carrier, total.size)
+    safe = factors.stays_below(fmt.max, start) and not np.signbit(total).any()
+    round_ = _Rounder(fmt, row.rounding, carrier, total.size, bounded=safe)
     odd = carrier is np.float64 and row.rounding != "nearest-even"
     product = np.empty_like(total)
     for k in range(len(factors)):
@@ -179,8 +221,21 @@ def _fused(row: Sequential, factors: Factors, start: Tile | None) -> Tile:
         unfused = Sequential(name=row.name, source=row.source, format=fmt, fused=False, rounding=row.rounding)
         return _sequential(unfused, factors, start)
     factors = factors.converted(np.float64)
+    safe = plain and factors.stays_below(fmt.max, start)
+    total = _fused_chain(row, factors, start, plain=plain, bounded=safe)
+    zero = total == 0
+    if safe and zero.any():  # a bounded kernel rounds to +0 whatever the sign
+        if 16 * np.count_nonzero(zero) > total.size:
+            return _fused_chain(row, factors, start, plain=plain, bounded=False)
+        total[zero] = _fused_chain(
+            row, factors.at(zero), None if start is None else start[zero], plain=plain, bounded=False
+        )
+    return total
+
+
+def _fused_chain(row: Sequential, factors: Factors, start: Tile | None, *, plain: bool, bounded: bool) -> Tile:
     total = _first(start, factors.shape, np.float64)
-    round_ = _Rounder(fmt, row.rounding, np.float64, total.size)
+    round_ = _Rounder(row.format, row.rounding, np.float64, total.size, bounded=bounded)
     product = np.empty_like(total)
     for k in range(len(factors)):
         factors.write(k, product)

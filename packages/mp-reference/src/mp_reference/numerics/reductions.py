@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mp_reference.numerics.codec import cast
-from mp_reference.numerics.matmul import Problem, accumulate, matmul, result_format, widened
+from mp_reference.numerics.matmul import accumulate, matmul
 from mp_reference.numerics.odd import ODD
+from mp_reference.numerics.products import Problem, result_format, widened
 from mp_reference.numerics.superaccumulator import digits_of_products
 from mp_reference.spec.accumulators import Accumulator, Exact, Fast, accumulator_named
 from mp_reference.spec.formats import FloatFormat

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Digits", "digits_of_products", "special_products"]
+__all__ = ["Digits", "digits_of_products", "exact_products", "special_products"]
 
 _WIDEST = 20  # three digits of 20 bits fit int64 and leave more than 40 bits before the sticky one
 _DOUBLE_BITS = 53
@@ -107,6 +107,34 @@ def digits_of_products(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None)
         for j, part in addend.items():
             _add_at(places, j + (low_c - low) // width, np.broadcast_to(part, shape))
     return Digits(places, width, low, shape)
+
+
+def exact_products(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None) -> NDArray[np.float64]:
+    """``a @ b + c`` exactly, then to odd; infinities and NaN as IEEE arithmetic has them, an exact zero as +0.
+
+    Args:
+        a: at most 24 significant bits, (..., m, k).
+        b: likewise, (..., k, n).
+        c: likewise, (..., m, n), or nothing.
+
+    Returns:
+        float64 rounded to odd, (..., m, n).
+
+    Source: IEEE 754-2019, 9.4 (dot).
+
+    >>> exact_products(np.array([[1.0, np.inf]]), np.array([[2.0], [3.0]]), None)
+    array([[inf]])
+    """
+    wide_a, wide_b, wide_c = a.astype(np.float64), b.astype(np.float64), None if c is None else c.astype(np.float64)
+    special = special_products(wide_a, wide_b, wide_c)
+    if special is None:
+        return digits_of_products(wide_a, wide_b, wide_c).to_odd()
+    addend = None if wide_c is None else _finite(wide_c)
+    return np.where(special == 0, digits_of_products(_finite(wide_a), _finite(wide_b), addend).to_odd(), special)
+
+
+def _finite(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(np.isfinite(x), x, 0.0)
 
 
 def _add_at(places: dict[int, NDArray[np.int64]], place: int, part: NDArray[np.float64]) -> None:

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mp_reference.numerics.aligned_fast import FastAligned
-from mp_reference.numerics.chains import Factors, run_chain
+from mp_reference.numerics.chains import Factors, buffer_size, run_chain
 from mp_reference.numerics.rounding import round_to
-from mp_reference.numerics.superaccumulator import digits_of_products, special_products
+from mp_reference.numerics.superaccumulator import exact_products
 from mp_reference.spec.accumulators import sequential
 from mp_reference.spec.formats import FORMATS, FP32, FloatFormat
 
 if TYPE_CHECKING:
     from mp_reference.spec.tensor_cores import MatrixUnit
 
-__all__ = ["canonical_nan", "exponents_of", "run_unit"]
+__all__ = ["exponents_of", "run_unit"]
 
 Tile = NDArray[Any]
 Formats = tuple[FloatFormat, FloatFormat]
@@ -29,6 +29,7 @@ Scales = tuple[Tile, Tile]
 
 _NONE = -5000  # exponent of what takes no part in an alignment
 _ZERO_EXPONENT = -126  # of zeros, in the models that count them
+_BELOW_ALL = -500  # an exponent below that of any product, and one that float64 has
 _PAST_FP32 = 2.0**128
 
 
@@ -52,7 +53,7 @@ def run_unit(
         scales: for scaled rows, float32 with K / scale_block in front: (blocks, batch, m, 1), (blocks, batch, 1, n).
 
     Returns:
-        float32 numbers of the row's result format, (batch, m, n); NaN is the unit's own code.
+        float32 numbers of the row's result format, (batch, m, n).
 
     Source: the row's ``source`` and ``witness``.
 
@@ -68,16 +69,17 @@ def run_unit(
     right = np.ascontiguousarray(np.moveaxis(b, -2, 0))[..., np.newaxis, :]
     shape = np.broadcast_shapes(left.shape[1:], right.shape[1:])
     start = np.zeros(shape, np.float32) if c is None else np.array(c, np.float32)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # which also brings the buffer size back
+        np.setbufsize(buffer_size(shape[-1]))
         if unit.arithmetic == "fma":
             bits = max(fmt.mantissa_bits + 1 for fmt in formats)
-            return run_chain(sequential(FP32, fused=True), Factors(left, right, bits), start)
+            return run_chain(sequential(FP32, fused=True), Factors(left, right, bits), start).astype(np.float32)
         total = None
         if scales is None and FastAligned.suits(unit):
             total = _run_fast(unit, formats, left, right, start)
         if total is None:
             total = _chained(unit, _step_of(unit, formats, left, right, scales), start, len(left))
-    return canonical_nan(unit, total)
+    return total
 
 
 def _padded(unit: MatrixUnit, a: Tile, b: Tile) -> tuple[Tile, Tile]:
@@ -92,29 +94,6 @@ def _padded(unit: MatrixUnit, a: Tile, b: Tile) -> tuple[Tile, Tile]:
     quads = np.arange(a.shape[-1]).reshape(-1, whole // 4, 2, 2)  # (instruction, quad, pair, element)
     order = quads.transpose(0, 2, 1, 3).reshape(-1)
     return a[..., order], b[..., order, :]
-
-
-def canonical_nan(unit: MatrixUnit, total: Tile) -> NDArray[np.float32]:
-    """NVIDIA's units answer NaN with one code, all ones below the sign.
-
-    Args:
-        unit: the row.
-        total: float32.
-
-    Returns:
-        ``total``, changed in place.
-
-    Source: Fasi et al., Numerical behavior of NVIDIA tensor cores (2021).
-
-    >>> from mp_reference.spec.tensor_cores import tensor_core
-    >>> hex(canonical_nan(tensor_core("hopper").rows[0], np.array([np.nan], np.float32)).view(np.uint32)[0])
-    '0x7fffffff'
-    """
-    if unit.family != "mfma":
-        nan = np.isnan(total)
-        if nan.any():
-            total.view(np.uint32)[nan] = 0x7FFFFFFF
-    return total
 
 
 def _run_fast(unit: MatrixUnit, formats: Formats, a: Tile, b: Tile, start: Tile) -> Tile | None:
@@ -309,7 +288,7 @@ class _TwoStage:
         largest = self.terms.largest(first, last, stride)
         used = np.where(largest < _NONE // 2, 0, largest)
         cut = self.terms.cut_sum(_power(self.unit.fraction_bits - used), first, last, stride)
-        return cut * _power(used - self.unit.fraction_bits), np.where(largest < _NONE // 2, -1000, largest)
+        return cut * _power(used - self.unit.fraction_bits), np.where(largest < _NONE // 2, _BELOW_ALL, largest)
 
     def _special(self, total: Tile, first: int, last: int) -> NDArray[np.float64]:
         """Infinities and NaN; a product that fp32 does not hold is infinite at once."""
@@ -345,15 +324,9 @@ class _Exact:
 
     def __init__(self, formats: Formats, a: Tile, b: Tile) -> None:
         del formats  # every number counts as it is
-        self.a, self.b = a.astype(np.float64), b.astype(np.float64)
+        self.a, self.b = a, b
 
     def __call__(self, total: Tile, first: int, last: int) -> Tile:
         a = np.moveaxis(self.a[first:last, ..., 0], 0, -1)
         b = np.moveaxis(self.b[first:last, ..., 0, :], 0, -2)
-        wide = total.astype(np.float64)
-        special = special_products(a, b, wide)
-        if special is None:
-            return round_to(digits_of_products(a, b, wide).to_odd(), FP32).astype(np.float32)
-        a, b, wide = (np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0) for x in (a, b, wide))
-        result = round_to(digits_of_products(a, b, wide).to_odd(), FP32)
-        return np.where(special == 0, result, special).astype(np.float32)
+        return round_to(exact_products(a, b, total), FP32).astype(np.float32)
