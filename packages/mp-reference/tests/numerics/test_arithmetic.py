@@ -131,6 +131,29 @@ def test_nearest_even_is_numpys_and_ml_dtypes_arithmetic(dtype):
         assert differing_bits(mp.sqrt(a), np.sqrt(a)) == 0
 
 
+def test_a_few_short_results_among_many_long_ones_are_found():
+    rng = np.random.default_rng(6)
+    a, b = rng.uniform(1, 2, (2, 2000)).astype(np.float32)
+    tiny = np.float32(2.0**-60)
+    a[::40], b[::40] = 1.5, tiny  # the sum is 1.5 and a little
+    assert (mp.add(a, b, rounding="toward-positive")[::40] == np.float32(1.5 + 2.0**-23)).all()
+    assert (mp.add(a, b, rounding="toward-negative")[::40] == np.float32(1.5)).all()
+    assert (mp.fma(a, a, -tiny * b, rounding="toward-zero")[::40] == np.float32(2.25 - 2.0**-22)).all()
+    assert (mp.sqrt(a[a != 1.5], rounding="toward-zero") <= np.sqrt(a[a != 1.5].astype(np.float64))).all()
+
+
+@pytest.mark.parametrize("fmt", [mp.FP32, mp.FP16, mp.BF16, mp.E4M3FN], ids=lambda fmt: fmt.name)
+def test_remainders_are_the_oracles(fmt):
+    rng = np.random.default_rng(4)
+    operands = [drawn(fmt, 2000, rng), drawn(fmt, 2000, rng)]
+    assert differing_bits(arithmetic.rem(*operands), oracle("rem", fmt, "toward-zero", operands)) == 0
+
+
+def test_a_result_that_the_format_cannot_say_is_refused():
+    with pytest.raises(ValueError, match="is NaN and float4_e2m1fn has none"):
+        mp.div(np.zeros(2, mp.E2M1FN.dtype), np.zeros(2, mp.E2M1FN.dtype))
+
+
 def test_fma_in_fp16_is_not_what_float32_gives():
     a, b, c = np.float16([1.9921875]), np.float16([1.625]), np.float16([-(2.0**-24)])
     assert mp.fma(a, b, c) == np.float16(3.236328125)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -12,9 +12,14 @@ from mp_reference.numerics.rounding_kernels import CHUNK, Workspace, kernel_for
 from mp_reference.spec.formats import BF16, FP16, FP32, FloatFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import ArrayLike, NDArray
 
     from mp_reference.numerics.rounding import Overflow, RandomBits, Rounding, Subnormals
+
+    Encoder: TypeAlias = Callable[[NDArray[np.float32], NDArray[Any], Workspace], None]
+    Decoder: TypeAlias = Callable[[NDArray[Any], NDArray[np.float32]], None]
 
 __all__ = ["cast", "code_dtype", "decode", "encode", "nan_code"]
 
@@ -102,9 +107,9 @@ def encode(
     check_rounding(rounding, overflow, subnormals)
     values = np.asarray(x)
     if rounding != "stochastic" and random_bits is None and values.dtype == np.float32 and values.flags.c_contiguous:
-        write = _direct_encoder(fmt, rounding, overflow, flush_of(subnormals))
+        write = encoder_for(fmt, rounding, overflow, flush_of(subnormals))
         if write is not None:
-            _refuse_nan(values, fmt)
+            refuse_nan(values, fmt)
             return _chunked(write, values, code_dtype(fmt))
     rounded = round_to(values, fmt, rounding, overflow, subnormals, random_bits, random_width=random_width)
     return encode_representable(rounded, fmt)
@@ -128,9 +133,9 @@ def encode_representable(rounded: NDArray[Any], fmt: FloatFormat) -> NDArray[Any
     >>> encode_representable(np.array([1.5]), FP16)
     array([15872], dtype=uint16)
     """
-    _refuse_nan(rounded, fmt)
+    refuse_nan(rounded, fmt)
     narrow = np.ascontiguousarray(rounded, np.float32).reshape(rounded.shape)  # exact: float32 holds every format
-    write = _direct_encoder(fmt, "toward-zero", "ieee", "")
+    write = encoder_for(fmt, "toward-zero", "ieee", "")
     if write is not None:
         return _chunked(write, narrow, code_dtype(fmt))
     pattern = narrow.view(np.uint32)
@@ -139,7 +144,20 @@ def encode_representable(rounded: NDArray[Any], fmt: FloatFormat) -> NDArray[Any
     return _assembled(narrow, fmt)
 
 
-def _refuse_nan(values: NDArray[Any], fmt: FloatFormat) -> None:
+def refuse_nan(values: NDArray[Any], fmt: FloatFormat) -> None:
+    """Raise where a NaN meets a format that has none.
+
+    Args:
+        values: floating array, any shape.
+        fmt: the format.
+
+    Raises:
+        ValueError: there is a NaN and the format has none.
+
+    Source: contract "nothing is silent": a cast that cannot be honoured raises.
+
+    >>> refuse_nan(np.array([np.nan]), FP16)
+    """
     if not fmt.has_nan and values.size and np.isnan(values.max()):
         where = int(np.flatnonzero(np.isnan(values.reshape(-1)))[0])
         raise ValueError(
@@ -167,7 +185,7 @@ def _assembled(values: NDArray[np.float32], fmt: FloatFormat) -> NDArray[Any]:
     return codes
 
 
-def _chunked(write: Any, x: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _chunked(write: Encoder, x: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Run an encoder over a contiguous array in chunks."""
     out = np.empty(x.shape, dtype)
     source, target = x.reshape(-1), out.reshape(-1)
@@ -180,8 +198,26 @@ def _chunked(write: Any, x: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArra
 
 
 @lru_cache(maxsize=256)
-def _direct_encoder(fmt: FloatFormat, rounding: str, overflow: str, flush: Any) -> Any:
-    """The function that rounds and encodes a float32 chunk in one go, where there is a fast one."""
+def encoder_for(fmt: FloatFormat, rounding: str, overflow: str = "ieee", flush: Any = "") -> Encoder | None:
+    """The function that rounds and encodes a float32 chunk in one go, where there is a fast one.
+
+    Args:
+        fmt: the target format.
+        rounding: one of ``rounding.ROUNDINGS`` but ``stochastic``.
+        overflow: ``ieee`` or ``saturate``.
+        flush: as ``rounding_kernels.kernel_for``.
+
+    Returns:
+        A callable ``(x, out, work)`` on one-dimensional chunks, or None. It does not look for NaN in formats that have
+        none.
+
+    Source: this module.
+
+    >>> out = np.empty(1, np.uint16)
+    >>> encoder_for(FP16, "toward-zero")(np.float32([1.9999999]), out, Workspace(1, np.dtype(np.float32)))
+    >>> hex(out[0])
+    '0x3fff'
+    """
     if fmt == FP16:
         return _HalfEncoder(rounding, overflow, flush)
     if fmt == BF16:
@@ -288,32 +324,73 @@ def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
         raise TypeError(f"codes must be unsigned integers, got {given.dtype}; use codes.astype(np.{code_dtype(fmt)})")
     if given.size and int(given.max()) >> fmt.bits:
         raise ValueError(f"code {int(given.max()):#x} has more than the {fmt.bits} bits of {fmt.name}; mask it first")
-    if fmt == FP16:
-        return _decoded_half(np.ascontiguousarray(given, np.uint16).reshape(given.shape))
-    if fmt.bits <= 16 and fmt != BF16:
-        values: NDArray[np.float32] = np.take(_table_of(fmt), given, mode="clip")
-        return values
-    if fmt.exponent_bits == 8 and fmt.bias == 127 and fmt.specials == "ieee":  # the upper bits of float32
-        pattern = given.astype(np.uint32) << np.uint32(32 - fmt.bits)
-        return pattern.view(np.float32)
-    return _disassembled(given, fmt)
-
-
-def _decoded_half(codes: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """fp16 to float32: shift the fields into place, then move the bias by a multiplication, subnormals included."""
-    out = np.empty(codes.shape, np.float32)
-    flat, target = codes.view(np.int16).reshape(-1), out.reshape(-1)
+    read = decoder_for(fmt)
+    if read is None:
+        return _disassembled(given, fmt)
+    out = np.empty(given.shape, np.float32)
+    flat, target = np.ascontiguousarray(given, code_dtype(fmt)).reshape(-1), out.reshape(-1)
     for start in range(0, flat.size, CHUNK):
-        part = target[start : start + CHUNK]
-        pattern = part.view(np.int32)
-        np.copyto(pattern, flat[start : start + CHUNK])  # the sign spreads into the upper half
-        np.left_shift(pattern, np.int32(13), out=pattern)
-        np.bitwise_and(part.view(np.uint32), np.uint32(0x8FFFE000), out=part.view(np.uint32))
-        np.multiply(part, np.float32(2.0**112), out=part)
-        if part.max() >= 65536 or part.min() <= -65536:
-            special = np.abs(part) >= 65536
-            part.view(np.uint32)[special] |= np.uint32(0x7F800000)
+        read(flat[start : start + CHUNK], target[start : start + CHUNK])
     return out
+
+
+def decoder_for(fmt: FloatFormat) -> Decoder | None:
+    """The function that decodes a chunk, where there is a fast one.
+
+    Args:
+        fmt: the format.
+
+    Returns:
+        A callable ``(codes, out)`` on one-dimensional contiguous chunks, codes of ``code_dtype(fmt)``, or None.
+
+    Source: this module.
+
+    >>> out = np.empty(1, np.float32)
+    >>> decoder_for(BF16)(np.uint16([0x3F80]), out)
+    >>> out
+    array([1.], dtype=float32)
+    """
+    if fmt == FP16:
+        return _read_half
+    if fmt.exponent_bits == 8 and fmt.bias == 127 and fmt.specials == "ieee":
+        return _UpperBitsDecoder(32 - fmt.bits)
+    return _TableDecoder(fmt) if fmt.bits <= 16 else None
+
+
+def _read_half(codes: NDArray[Any], out: NDArray[np.float32]) -> None:
+    """fp16 to float32: shift the fields into place, then move the bias by a multiplication, subnormals included."""
+    pattern = out.view(np.int32)
+    np.copyto(pattern, codes.view(np.int16))  # the sign spreads into the upper half
+    np.left_shift(pattern, np.int32(13), out=pattern)
+    np.bitwise_and(out.view(np.uint32), np.uint32(0x8FFFE000), out=out.view(np.uint32))
+    np.multiply(out, np.float32(2.0**112), out=out)
+    if out.size and (out.max() >= 65536 or out.min() <= -65536):
+        special = np.abs(out) >= 65536
+        out.view(np.uint32)[special] |= np.uint32(0x7F800000)
+
+
+class _UpperBitsDecoder:
+    """Formats that are the upper bits of float32."""
+
+    def __init__(self, dropped: int) -> None:
+        self.dropped = np.uint32(dropped)
+
+    def __call__(self, codes: NDArray[Any], out: NDArray[np.float32]) -> None:
+        """Shift the codes up."""
+        pattern = out.view(np.uint32)
+        np.copyto(pattern, codes)
+        np.left_shift(pattern, self.dropped, out=pattern)
+
+
+class _TableDecoder:
+    """Formats of at most 16 bits: look up."""
+
+    def __init__(self, fmt: FloatFormat) -> None:
+        self.table = _table_of(fmt)
+
+    def __call__(self, codes: NDArray[Any], out: NDArray[np.float32]) -> None:
+        """Take each code's number."""
+        np.take(self.table, codes, out=out, mode="clip")
 
 
 @lru_cache(maxsize=64)

@@ -1,39 +1,63 @@
-"""Operations in float64 rounded to odd: what any later rounding to 24 bits or fewer cannot tell from the exact result.
+"""Operations in float64 that any later rounding to 24 bits or fewer cannot tell from the exact result.
 
-The operands are float32 values held in float64, so products are exact and quotients and roots have exact residuals.
+The operands are float32 values held in float64. A float64 result errs by at most half a unit in its 53rd bit, so it
+misleads a later rounding only where it is itself a number of at most 25 bits, that is a number of the narrow format or
+a midpoint. Those few are recognised by their low bits, their exact error is computed, and they move to their neighbour
+towards the exact result: rounding to odd, where it matters.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Wide = NDArray[np.float64]
 
 __all__ = ["ODD"]
 
-Wide = NDArray[np.float64]
+_LOW = np.int64((1 << 28) - 1)  # zero in every number of at most 25 bits, 53 being there
 
 
-def _step_to_odd(value: Wide, error: Wide) -> Wide:
-    """``value`` plus what it lacks, to odd: an inexact even pattern moves to its odd neighbour towards the error."""
-    pattern = value.view(np.int64)
-    inexact = (error != 0) & (pattern & 1 == 0) & np.isfinite(value)
+def _short(value: Wide) -> NDArray[np.bool_]:
+    """Where a result has at most 25 significant bits."""
+    low = np.bitwise_and(value.view(np.int64), _LOW)
+    return np.asarray(low == 0)
+
+
+def _step(value: Wide, where: NDArray[np.bool_], error: Wide) -> None:
+    """Move ``value[where]`` by one unit towards where ``error`` points, if it lacks anything at all."""
+    rounded = value[where]
+    inexact = (error != 0) & np.isfinite(rounded) & np.isfinite(error)
     if inexact.any():
-        away = (error > 0) == (value > 0)
-        pattern = np.where(inexact, np.where(away, pattern + 1, pattern - 1), pattern)
-    return pattern.view(np.float64)
+        step = np.where((error > 0) == (rounded > 0), 1, -1)
+        value[where] = (rounded.view(np.int64) + np.where(inexact, step, 0)).view(np.float64)
+
+
+def _sum_error(total: Wide, a: Wide, b: Wide) -> Wide:
+    """TwoSum: what the rounded sum lacks, exactly (Knuth, TAOCP 4.2.2)."""
+    part = total - a
+    return np.asarray((a - (total - part)) + (b - part))
 
 
 def _add(a: Wide, b: Wide, *, downward: bool = False) -> Wide:
-    """TwoSum gives the exact error of the sum."""
     total = np.asarray(a + b)
-    part = total - a
-    error = (a - (total - part)) + (b - part)
-    odd = _step_to_odd(total, np.asarray(np.where(np.isfinite(total), error, 0.0)))
+    short = _short(total)
+    count = np.count_nonzero(short)
+    if count > total.size // 8:  # sums of short numbers are mostly short: look at all of them at once
+        error = _sum_error(total, a, b)
+        short &= error != 0  # NaN, where the sum is infinite, is looked at and left alone
+        if short.any():
+            _step(total, short, error[short])
+    elif count:
+        a, b = np.broadcast_arrays(a, b)
+        _step(total, short, _sum_error(total[short], a[short], b[short]))
     if downward:  # a zero sum is -0 unless both terms are +0
-        return np.where((odd == 0) & (np.signbit(a) | np.signbit(b)), -0.0, odd)
-    return odd
+        return np.where((total == 0) & (np.signbit(a) | np.signbit(b)), -0.0, total)
+    return total
 
 
 def _sub(a: Wide, b: Wide, *, downward: bool = False) -> Wide:
@@ -41,56 +65,59 @@ def _sub(a: Wide, b: Wide, *, downward: bool = False) -> Wide:
 
 
 def _mul(a: Wide, b: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  # one signature for all
-    return np.asarray(a * b)  # 48 bits, exponents within float64's
+    return np.asarray(a * b)  # 48 bits, exponents within float64's: exact
 
 
 def _fma(a: Wide, b: Wide, c: Wide, *, downward: bool = False) -> Wide:
     return _add(np.asarray(a * b), c, downward=downward)
 
 
-def _cut(value: Wide, bits: int) -> Wide:
-    """``value`` truncated to ``bits`` significant bits."""
-    mask = np.int64(-1 << (53 - bits))
-    return (value.view(np.int64) & mask).view(np.float64)
-
-
-def _sticky(cut: Wide, rest: Wide, bits: int) -> Wide:
-    """A truncated value and the sign of what it lacks: to odd at ``bits`` significant bits."""
-    unit = np.int64(1 << (53 - bits))
-    pattern = cut.view(np.int64)
-    pattern = np.where(rest < 0, pattern - unit, pattern)  # the value was rounded up to the cut
-    pattern = np.where((rest != 0) & np.isfinite(cut), pattern | unit, pattern)
-    return pattern.view(np.float64)
-
-
 def _div(a: Wide, b: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  # one signature for all
-    """28 quotient bits times 24 divisor bits is exact, and so is what remains of the dividend."""
+    """25 quotient bits times 24 divisor bits is exact, and so is what remains of the dividend."""
     quotient = np.asarray(a / b)
-    cut = _cut(quotient, 28)
-    rest = (a - cut * b) * np.sign(a)  # in the direction of the magnitude
-    usual = np.isfinite(quotient) & (quotient != 0) & np.isfinite(b)
-    return _sticky(np.where(usual, cut, quotient), np.where(usual, rest, 0.0), 28)
+    short = _short(quotient)
+    if short.any():
+        a, b = np.broadcast_arrays(a, b)
+        rest = a[short] - quotient[short] * b[short]
+        _step(quotient, short, rest * np.sign(b[short]))
+    return quotient
 
 
 def _sqrt(a: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  # one signature for all
-    """26 root bits squared are exact, and so is what remains."""
+    """25 root bits squared are exact, and so is what remains."""
     root = np.asarray(np.sqrt(a))
-    cut = _cut(root, 26)
-    usual = np.isfinite(root) & (root != 0)
-    return _sticky(np.where(usual, cut, root), np.where(usual, a - cut * cut, 0.0), 26)
+    short = _short(root)
+    if short.any():
+        _step(root, short, a[short] - root[short] * root[short])
+    return root
 
 
 def _rsqrt(a: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  # one signature for all
-    """26 bits of ``1 / sqrt(a)``, corrected by the sign of ``1 - a * cut**2``, which two exact products decide."""
+    """Two roundings may step over a short number, so all results near one are decided by ``1 - a * short**2``."""
     root = np.asarray(1.0 / np.sqrt(a))
-    above = (root.view(np.int64) + 4).view(np.float64)  # two roundings may have gone below a 26-bit number: be above
-    cut = _cut(above, 26)
-    square = cut * cut  # 52 bits, exact
-    high = _cut(square, 27)
-    rest = (1.0 - a * high) - a * (square - high)
-    usual = np.isfinite(root) & (root != 0)
-    return _sticky(np.where(usual, cut, root), np.where(usual, rest, 0.0), 26)
+    lifted = root.view(np.int64) + 4  # two roundings err by less than four units
+    near = np.asarray(np.bitwise_and(lifted, _LOW) <= 8)
+    if near.any():
+        kept = np.where(np.isfinite(root), np.bitwise_and(lifted, ~_LOW).view(np.float64), root)
+        root[near] = kept[near]
+        square = root[near] * root[near]  # 50 bits, exact
+        high = np.bitwise_and(square.view(np.int64), ~np.int64((1 << 26) - 1)).view(np.float64)
+        rest = (1.0 - a[near] * high) - a[near] * (square - high)  # both products are exact
+        _step(root, near, rest)
+    return root
 
 
-ODD: dict[str, Any] = {"add": _add, "sub": _sub, "mul": _mul, "div": _div, "sqrt": _sqrt, "rsqrt": _rsqrt, "fma": _fma}
-"""The operations by name: float64 arrays of float32 values in, float64 rounded to odd out."""
+def _rem(a: Wide, b: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  # one signature for all
+    """Exact: fmod by twice the divisor leaves at most two more to take away."""
+    divisor = np.abs(b)
+    rest = np.fmod(np.abs(a), 2 * divisor)
+    more = rest + rest > divisor
+    once = rest - divisor
+    rest = np.where(more, np.where(once + once >= divisor, once - divisor, once), rest)
+    return np.asarray(rest * np.copysign(1.0, a))
+
+
+ODD: dict[str, Any] = {
+    "add": _add, "sub": _sub, "mul": _mul, "div": _div, "sqrt": _sqrt, "rsqrt": _rsqrt, "fma": _fma, "rem": _rem,
+}  # fmt: skip
+"""The operations by name: float64 arrays of float32 values in, float64 out, as the module says."""

@@ -1,0 +1,192 @@
+"""What elementwise operations share: codes of one dtype in, chunks through float32 or float64, codes out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mp_reference.numerics.bits import codes_of, format_of
+from mp_reference.numerics.codec import decoder_for, encoder_for, refuse_nan
+from mp_reference.numerics.odd import ODD
+from mp_reference.numerics.rounding import check_rounding
+from mp_reference.numerics.rounding_kernels import CHUNK, Workspace, kernel_for
+from mp_reference.spec.formats import FP32
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from mp_reference.numerics.rounding import Rounding
+    from mp_reference.spec.formats import FloatFormat
+
+__all__ = ["chunks_of", "once", "operands_of"]
+
+_UFUNCS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}
+
+
+def operands_of(name: str, *arrays: ArrayLike) -> tuple[FloatFormat, list[NDArray[Any]]]:
+    """Check that all operands store one format.
+
+    Args:
+        name: the operation, for the message.
+        arrays: the operands, broadcastable.
+
+    Returns:
+        The format and the operands as arrays.
+
+    Raises:
+        TypeError: the dtypes differ, or store no named format.
+
+    Source: this project's contract: no operand is converted silently.
+
+    >>> operands_of("add", np.float16(1), np.float16(2))[0].name
+    'fp16'
+    """
+    values = [np.asarray(array) for array in arrays]
+    dtypes = {value.dtype for value in values}
+    if len(dtypes) > 1:
+        raise TypeError(
+            f"{name} needs operands of one dtype, got {' and '.join(str(value.dtype) for value in values)}; widen the "
+            "narrower with .astype, which is exact, or cast the wider with mp.cast"
+        )
+    if values[0].dtype == np.float64:
+        raise TypeError(f"{name} computes in the formats of mp.FORMATS, got float64; cast it with mp.cast(x, mp.FP32)")
+    return format_of(values[0].dtype), values
+
+
+def once(name: str, rounding: Rounding, *arrays: ArrayLike) -> NDArray[Any]:
+    """An operation rounded once: through float32 where that is innocuous, else through float64 rounded to odd.
+
+    Args:
+        name: a key of ``odd.ODD``.
+        rounding: any of ``ROUNDINGS`` but ``stochastic``.
+        arrays: the operands, of one dtype, broadcastable.
+
+    Returns:
+        The same dtype, the broadcast shape.
+
+    Raises:
+        TypeError: the dtypes differ or store no named format.
+        ValueError: an unknown rounding, or a NaN result in a format that has none.
+
+    Source: Figueroa, When is double rounding innocuous?, SIGNUM 30 (1995).
+
+    >>> once("mul", "nearest-even", np.float16(3), np.float16(5))
+    array(15., dtype=float16)
+    """
+    if rounding == "stochastic":
+        raise ValueError(f"{name} has no random bits; compute in float32 and use mp.round_to(..., 'stochastic')")
+    check_rounding(rounding)
+    fmt, values = operands_of(name, *arrays)
+    if fmt == FP32 and rounding == "nearest-even" and name in _UFUNCS:
+        with np.errstate(all="ignore"):
+            return np.asarray(_UFUNCS[name](*values))
+    out = np.empty(np.broadcast_shapes(*(value.shape for value in values)), fmt.dtype)
+    narrow = rounding == "nearest-even" and name in _UFUNCS
+    run = _through_float32 if narrow else _through_float64
+    run(name, fmt, rounding, values, out)
+    return out
+
+
+def chunks_of(values: list[NDArray[Any]], out: NDArray[Any], size: int) -> Any:
+    """Walk over operands and output together, as codes, in contiguous chunks.
+
+    Args:
+        values: operands, broadcastable to the shape of ``out``.
+        out: the output.
+        size: elements a chunk.
+
+    Returns:
+        A context manager that yields lists of one-dimensional code arrays, the output's last.
+
+    Source: ``np.nditer``, which copies only what is not contiguous.
+
+    >>> with chunks_of([np.zeros(3, np.float16)], np.ones(3, np.float16), 2) as walk:
+    ...     [[codes.tolist() for codes in chunk] for chunk in walk]
+    [[[0, 0], [15360, 15360]], [[0], [15360]]]
+    """
+    operands = [codes_of(value) for value in (*values, out)]
+    kinds: Any = [["readonly"]] * len(values) + [["readwrite"]]
+    flags: Any = ["external_loop", "buffered", "zerosize_ok"]
+    contiguous: Any = [["contig", *kind] for kind in kinds]
+    return np.nditer(operands, flags, contiguous, order="C", buffersize=size)
+
+
+def _through_float32(
+    name: str, fmt: FloatFormat, rounding: Rounding, values: list[NDArray[Any]], out: NDArray[Any]
+) -> None:
+    """One float32 operation: 24 bits are at least twice the format's and two, so its own rounding does not show."""
+    size = min(CHUNK, max(out.size, 1))
+    work = Workspace(size, np.dtype(np.float32))
+    carriers = [np.empty(size, np.float32) for _ in values]
+    read, write = decoder_for(fmt), encoder_for(fmt, rounding)
+    assert read is not None
+    assert write is not None
+    with chunks_of(values, out, size) as walk, np.errstate(all="ignore"):
+        for *operands, target in walk:
+            here = [carrier[: target.size] for carrier in carriers]
+            for codes, carrier in zip(operands, here, strict=True):
+                read(codes, carrier)
+            _UFUNCS[name](*here, out=here[0])
+            refuse_nan(here[0], fmt)
+            write(here[0], target, work.first(target.size))
+
+
+def _through_float64(
+    name: str, fmt: FloatFormat, rounding: Rounding, values: list[NDArray[Any]], out: NDArray[Any]
+) -> None:
+    """The operation in float64 to odd, then the one rounding."""
+    size = min(CHUNK // 4, max(out.size, 1))
+    work, wide_work = Workspace(size, np.dtype(np.float32)), Workspace(size, np.dtype(np.float64))
+    read, finish = decoder_for(fmt), _finisher(fmt, rounding)
+    assert read is not None
+    narrow = np.empty(size, np.float32)
+    downward = rounding == "toward-negative"
+    with chunks_of(values, out, size) as walk, np.errstate(all="ignore"):
+        for *operands, target in walk:
+            carrier = narrow[: target.size]
+            wide = []
+            for codes in operands:
+                read(codes, carrier)
+                wide.append(carrier.astype(np.float64))
+            odd = ODD[name](*wide, downward=downward)
+            refuse_nan(odd, fmt)
+            finish(odd, target, carrier, work.first(target.size), wide_work.first(target.size))
+
+
+def _finisher(fmt: FloatFormat, rounding: Rounding) -> Any:
+    """What rounds float64 results into codes: by way of float32 to odd, or in float64 where float32 is too narrow."""
+    if fmt == FP32 and rounding == "nearest-even":
+        return _narrowed
+    write = encoder_for(fmt, rounding if fmt.exponent_bits < 8 else "toward-zero")
+    round_wide = kernel_for(fmt, rounding, "ieee", "", "float64")
+
+    def by_float32(
+        odd: NDArray[Any], target: NDArray[Any], carrier: NDArray[Any], work: Workspace, wide_work: Workspace
+    ) -> None:
+        del wide_work
+        assert write is not None
+        pattern = odd.view(np.uint64)
+        sticky = np.bitwise_and(pattern, np.uint64((1 << 29) - 1))
+        np.add(sticky, np.uint64((1 << 29) - 1), out=sticky)
+        np.bitwise_or(pattern, sticky, out=sticky)
+        np.bitwise_and(sticky, np.uint64(2**64 - 2**29), out=sticky)
+        np.copyto(carrier, sticky.view(np.float64), casting="same_kind")
+        write(carrier, target, work)
+
+    def in_float64(
+        odd: NDArray[Any], target: NDArray[Any], carrier: NDArray[Any], work: Workspace, wide_work: Workspace
+    ) -> None:
+        round_wide(odd, odd, wide_work, None, 0)
+        np.copyto(carrier, odd, casting="same_kind")
+        if write is None:
+            np.copyto(target, carrier.view(np.uint32))
+        else:
+            write(carrier, target, work)
+
+    return by_float32 if fmt.exponent_bits < 8 else in_float64
+
+
+def _narrowed(odd: NDArray[Any], target: NDArray[Any], *_: Any) -> None:
+    """float64 to fp32, to nearest even: the cast of every machine."""
+    np.copyto(target.view(np.float32), odd, casting="same_kind")
