@@ -52,7 +52,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 def reference(session: nox.Session) -> None:
     """Does the reference hold on its own, with NumPy and ml_dtypes but no torch, every branch taken?"""
-    install(session, *REFERENCE, *PYTEST, "mpmath")
+    install(session, *REFERENCE, *PYTEST, "mpmath", "softfloatpy")
     session.run("python", "-c", "import importlib.util as u; assert u.find_spec('torch') is None, 'torch is here'")
     coverage = ("--cov=mp_reference", "--cov-branch", "--cov-report=term:skip-covered", "--cov-fail-under=100")
     session.run("pytest", "packages/mp-reference", *coverage, *session.posargs)
