@@ -1,4 +1,5 @@
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -6,7 +7,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mp_torch
+from mp_torch import AmpEngine
 from mp_torch.emulate import Emulation, EmulationWarning, emulate
+from mp_torch.emulate.rules import install_rules
 from mp_torch.errors import AmpConfigError, AmpStateError, UnsupportedDeviceError
 
 
@@ -158,6 +161,43 @@ def test_a_forward_without_gradients_does_not_cost_the_next_forward_its_gradient
         assert torch.mv(layer.weight, torch.ones(2)).requires_grad
 
 
+def test_promotion_takes_the_widest_and_refuses_the_other_16_bit_format():
+    half, brain, single = (torch.ones(3, dtype=dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32))
+    with emulate("cuda", precision="fp16-mixed"):
+        assert torch.dot(half, half).dtype == torch.float16
+        assert torch.dot(half, single).dtype == torch.float32
+        message = (
+            "Unexpected floating ScalarType: aten::dot promotes .* torch.bfloat16 beside torch.float16 has no widest"
+        )
+        with pytest.raises(RuntimeError, match=message):
+            torch.dot(brain, half)
+
+
+def test_a_dtype_that_the_caller_asks_for_is_kept_and_float64_is_left_alone():
+    half = torch.ones(3, dtype=torch.float16)
+    with emulate("cuda", precision="fp16-mixed"):
+        assert torch.softmax(half, 0, dtype=torch.float64).dtype == torch.float64
+        assert torch.ops.aten.softmax.int(half, 0, torch.float16).dtype == torch.float16
+        assert torch.ops.aten.softmax.int(half, 0, None).dtype == torch.float32
+        assert torch.cumsum(half, 0, dtype=torch.float16).dtype == torch.float16
+        assert half.norm(dim=0).dtype == torch.float32
+        for op in (torch.exp, torch.sum, torch.norm):
+            assert op(half.double()).dtype == torch.float64
+        assert torch.mv(torch.eye(3, dtype=torch.float64), half.double()).dtype == torch.float64
+
+
+def test_two_installations_of_rules_may_end_in_any_order():
+    clear = torch.clear_autocast_cache
+    first = install_rules({"aten::exp": "fp32"})
+    second = install_rules({"aten::log": "fp32"})
+    first()
+    assert torch.clear_autocast_cache is not clear
+    torch.clear_autocast_cache()
+    second()
+    first()
+    assert torch.clear_autocast_cache is clear
+
+
 def test_an_op_that_other_devices_lower_and_this_one_does_not_warns_once():
     x = torch.ones(3)
     with emulate("npu", precision="fp16-mixed"):
@@ -165,6 +205,31 @@ def test_an_op_that_other_devices_lower_and_this_one_does_not_warns_once():
         with pytest.warns(EmulationWarning, match=message):
             assert torch.linalg.vecdot(x, x).dtype == torch.float32
         torch.linalg.vecdot(x, x)  # a second warning would be an error here
+
+
+@pytest.mark.parametrize("precision", ["fp16-mixed", "bf16-mixed"])
+def test_the_engine_works_unchanged_and_its_16_bit_steps_are_those_of_the_emulated_device(precision):
+    def losses(use_emulation):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
+        engine = AmpEngine(model, torch.optim.AdamW(model.parameters(), 1e-2), precision=precision)
+        x, y = torch.randn(32, 8), torch.randint(0, 4, (32,))
+        found, dtypes = [], set()
+        for _ in range(5):
+            with emulate("cuda") if use_emulation else nullcontext():
+                with engine.autocast():
+                    dtypes.add(model[0](x).pow(2).dtype)
+                    loss = nn.functional.cross_entropy(model(x), y)
+                engine.backward(loss)
+                assert engine.step().applied
+            found.append(loss.item())
+        return found, dtypes
+
+    emulated, emulated_dtypes = losses(True)
+    _, own_dtypes = losses(False)
+    assert emulated[-1] < emulated[0]
+    assert emulated_dtypes == {torch.float32}
+    assert own_dtypes == {torch.float16 if precision == "fp16-mixed" else torch.bfloat16}
 
 
 def test_the_inference_fast_path_of_attention_layers_is_off_as_autocast_has_it_elsewhere():

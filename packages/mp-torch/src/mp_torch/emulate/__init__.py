@@ -5,9 +5,10 @@ from types import ModuleType
 from typing import Any
 
 from mp_torch.emulate.context import ARITHMETICS, Emulation, emulate
+from mp_torch.emulate.numerics_report import NumericsReport
 from mp_torch.emulate.rules import EmulationWarning
 
-__all__ = ["ARITHMETICS", "Emulation", "EmulationWarning", "emulate"]
+__all__ = ["ARITHMETICS", "Emulation", "EmulationWarning", "NumericsReport", "emulate"]
 
 
 class _Callable(ModuleType):

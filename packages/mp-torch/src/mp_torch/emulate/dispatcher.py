@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "DispatchKeySet", "Overrides", "arguments_of", "below", "excluding", "key_set", "native", "op_overload",
+    "DispatchKeySet",
+    "Overrides",
+    "arguments_of",
+    "below",
+    "current_node_number",
+    "excluding",
+    "key_set",
+    "native",
+    "next_node_number",
+    "op_overload",
     "version_of",
 ]  # fmt: skip
 
@@ -37,6 +46,18 @@ def below(dispatch_key: str) -> DispatchKeySet:
 def version_of(x: torch.Tensor) -> int:
     """How often ``x`` was written in place."""
     return x._version
+
+
+def next_node_number() -> int:
+    """The number that autograd gives the next node of this thread's graph."""
+    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return number
+
+
+def current_node_number() -> int | None:
+    """The number of the node whose backward runs in this thread; None outside a backward."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
 
 
 def op_overload(name: str) -> OpOverload:

@@ -1,7 +1,8 @@
 """LSTM and GRU as a CUDA device runs them: fused cells, fp32 inside, each output rounded once.
 
-On CPU tensors torch hands an LSTM to oneDNN as a whole, past every op rule. These kernels take its place while autocast
-is on: the two products of each step follow the op rules, and the cell is one fused operation.
+On CPU tensors torch hands an LSTM to oneDNN as a whole, past every op rule, and rounds after each operation of a cell.
+These kernels take its place in 16 bits: the two products of each step follow the op rules, and the cell is one fused
+operation.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mp_torch.emulate.dispatcher import Overrides
+from mp_torch.emulate.arithmetic import LOW_DTYPES
+from mp_torch.emulate.dispatcher import Overrides, native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +105,7 @@ def _layers(
 ) -> tuple[torch.Tensor, ...]:
     """All layers and directions; ``options`` in the order of the schema."""
     _has_biases, num_layers, dropout, train, bidirectional, batch_first = options
-    low = torch.get_autocast_dtype("cpu")
+    low = _low_dtype(x)
     directions = 2 if bidirectional else 1
     width = len(params) // (num_layers * directions)  # weights a direction: 2, biases 2, a projection 1
     steps = list((x.transpose(0, 1) if batch_first else x).unbind(0))
@@ -124,8 +126,40 @@ def _layers(
     return (joined, *(torch.stack(parts) for parts in zip(*last, strict=True)))
 
 
+def _low_dtype(x: torch.Tensor) -> torch.dtype:
+    """The 16-bit dtype that a cell runs in: autocast's, or that of its input; fp32 where neither has one."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+
+
+def _one_step(
+    cell: Callable[..., tuple[torch.Tensor, ...]], x: torch.Tensor, hx: Any, *weights: Any
+) -> tuple[torch.Tensor, ...]:
+    """A cell on its own."""
+    states = hx if isinstance(hx, list | tuple) else [hx]
+    return _direction(cell, [x], states, [weight for weight in weights if weight is not None], _low_dtype(x))[1]
+
+
+def _fused() -> dict[str, Callable[..., Any]]:
+    """The kernels by full overload name."""
+    return {
+        "aten::lstm.input": lambda x, hx, params, *options: _layers(lstm_cell, x, hx, params, options),
+        "aten::gru.input": lambda x, hx, params, *options: _layers(gru_cell, x, [hx], params, options),
+        "aten::lstm_cell": lambda *args: _one_step(lstm_cell, *args),
+        "aten::gru_cell": lambda *args: _one_step(gru_cell, *args)[0],
+    }
+
+
+def _in_low_dtypes(original: Callable[..., Any], fused: Callable[..., Any]) -> Callable[..., Any]:
+    """The fused kernel in 16 bits, torch's own otherwise."""
+
+    def kernel(x: torch.Tensor, *args: Any) -> Any:
+        return (fused if _low_dtype(x) in LOW_DTYPES else original)(x, *args)
+
+    return kernel
+
+
 def install_recurrent() -> Callable[[], None]:
-    """Run ``nn.LSTM``, ``nn.GRU`` and their cells under CPU autocast with fused cells, in the whole process.
+    """Run ``nn.LSTM``, ``nn.GRU`` and their cells in 16 bits with fused cells, in the whole process.
 
     Packed sequences keep torch's own way on the CPU.
 
@@ -140,22 +174,9 @@ def install_recurrent() -> Callable[[], None]:
     torch.float16
     >>> remove()
     """
-
-    def lstm(x: torch.Tensor, hx: Sequence[torch.Tensor], params: Sequence[torch.Tensor], *options: Any) -> Any:
-        return _layers(lstm_cell, x, hx, params, options)
-
-    def gru(x: torch.Tensor, hx: torch.Tensor, params: Sequence[torch.Tensor], *options: Any) -> Any:
-        return _layers(gru_cell, x, [hx], params, options)
-
-    def one_cell(cell: Callable[..., tuple[torch.Tensor, ...]], x: torch.Tensor, hx: Any, *weights: Any) -> Any:
-        states = hx if isinstance(hx, list | tuple) else [hx]
-        given = [weight for weight in weights if weight is not None]
-        low = torch.get_autocast_dtype("cpu")
-        return _direction(cell, [x], states, given, low)[1]
-
     kernels = Overrides()
-    kernels.put("aten::lstm.input", lstm, "AutocastCPU")
-    kernels.put("aten::gru.input", gru, "AutocastCPU")
-    kernels.put("aten::lstm_cell", lambda *args: one_cell(lstm_cell, *args), "AutocastCPU")
-    kernels.put("aten::gru_cell", lambda *args: one_cell(gru_cell, *args)[0], "AutocastCPU")
+    originals = {name: native(name) for name in _fused()}
+    for name, fused in _fused().items():
+        for dispatch_key in ("AutogradCPU", "CPU"):  # above autograd, and for tensors of inference mode
+            kernels.put(name, _in_low_dtypes(originals[name], fused), dispatch_key)
     return kernels.remove

@@ -239,17 +239,33 @@ def install_rules(
     for name in warned:
         kernel = _warning(name, casts, emulated, dispatch_key)
         kernels.put(name, kernel, dispatch_key, with_keys=True)
-    clear = torch.clear_autocast_cache
-
-    def clear_both() -> None:
-        casts.forget()
-        clear()
-
-    torch.clear_autocast_cache = clear_both  # the only sign that the outermost region has ended
+    _follow(casts)
 
     def remove() -> None:
-        if torch.clear_autocast_cache is clear_both:
-            torch.clear_autocast_cache = clear
+        _unfollow(casts)
         kernels.remove()
 
     return remove
+
+
+_native_clear = torch.clear_autocast_cache
+_followed: list[Casts] = []  # whose casts end with the outermost autocast region
+
+
+def _clear_all() -> None:
+    """What torch calls when the outermost region has ended: the only sign of it."""
+    for casts in _followed:
+        casts.forget()
+    _native_clear()
+
+
+def _follow(casts: Casts) -> None:
+    _followed.append(casts)
+    torch.clear_autocast_cache = _clear_all
+
+
+def _unfollow(casts: Casts) -> None:
+    if casts in _followed:
+        _followed.remove(casts)
+    if not _followed:
+        torch.clear_autocast_cache = _native_clear
