@@ -6,7 +6,7 @@ from mp_conformance.autocast_cases import CALLS, NOT_CALLED, VARIANTS, call_all
 from mp_conformance.claims import select
 from mp_conformance.claims.emulation import assert_same_results
 from mp_conformance.claims.rows import Run
-from mp_conformance.compare import Disagreement
+from mp_conformance.compare import DisagreementError
 from mp_conformance.implementations import NotOfferedError, subject_named
 from mp_conformance.implementations.emulation import DTYPES, EmulationSubject, real_dispatcher
 from mp_conformance.runner import ask
@@ -67,16 +67,16 @@ ONE = np.float32([1.0])
     ],
 )
 def test_a_difference_in_dtype_bits_or_refusal_is_reported(actual, expected, message):
-    with pytest.raises(Disagreement, match=message):
+    with pytest.raises(DisagreementError, match=message):
         assert_same_results("exp", actual, expected)
 
 
 def test_gradients_by_another_formula_may_differ_by_the_last_bits_of_the_largest_and_no_more():
     wanted = np.float32([1.0, 1e-3])
     assert_same_results("aten::prod fp32", [ONE, wanted + np.float32(2.0**-22)], [ONE, wanted])
-    with pytest.raises(Disagreement, match="aten::prod fp32, array 1"):
+    with pytest.raises(DisagreementError, match="aten::prod fp32, array 1"):
         assert_same_results("aten::prod fp32", [ONE, wanted + np.float32(2.0**-20)], [ONE, wanted])
-    with pytest.raises(Disagreement, match="aten::prod fp32, array 0"):
+    with pytest.raises(DisagreementError, match="aten::prod fp32, array 0"):
         assert_same_results("aten::prod fp32", [np.nextafter(ONE, 2), wanted], [ONE, wanted])
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mp_conformance import oracle
 from mp_conformance.claims.rows import Claim
-from mp_conformance.compare import Bits, Bound, Disagreement, Tally, assert_same_bits, assert_within_bound
+from mp_conformance.compare import Bits, Bound, DisagreementError, Tally, assert_same_bits, assert_within_bound
 from mp_conformance.values import operands
 from mp_reference.numerics import exact
 from mp_reference.spec.formats import BF16, FP16, FloatFormat
@@ -39,17 +39,17 @@ def assert_same_results(name: str, actual: list[Array] | str, expected: list[Arr
         The count of compared values.
 
     Raises:
-        Disagreement: naming the call and the array.
+        DisagreementError: naming the call and the array.
 
     Source: this project.
     """
     tally = Tally()
     if isinstance(actual, str) or isinstance(expected, str):
         if actual != expected:
-            raise Disagreement(f"{name}: {actual!r:.200}, expected {expected!r:.200}")
+            raise DisagreementError(f"{name}: {actual!r:.200}, expected {expected!r:.200}")
         return tally
     if [x.dtype for x in actual] != [x.dtype for x in expected]:
-        raise Disagreement(
+        raise DisagreementError(
             f"{name}: dtypes {[x.dtype.name for x in actual]}, expected {[x.dtype.name for x in expected]}"
         )
     for place, (got, wanted) in enumerate(zip(actual, expected, strict=True)):
@@ -59,8 +59,8 @@ def assert_same_results(name: str, actual: list[Array] | str, expected: list[Arr
                 tally.add(assert_within_bound(got, wanted, np.full(wanted.shape, _OTHER_FORMULA_UNITS * unit)))
             else:
                 tally.add(assert_same_bits(got, wanted))
-        except Disagreement as difference:
-            raise Disagreement(f"{name}, array {place}: {difference}") from None
+        except DisagreementError as difference:
+            raise DisagreementError(f"{name}, array {place}: {difference}") from None
     return tally
 
 
@@ -71,7 +71,7 @@ def _calls(fmt: str) -> Check:
         expected = real_dispatcher(fmt)["calls"]
         found = subject.perform("autocast_calls", fmt=fmt)
         if found.keys() != expected.keys():
-            raise Disagreement(f"calls {sorted(found.keys() ^ expected.keys())} were made on one side only")
+            raise DisagreementError(f"calls {sorted(found.keys() ^ expected.keys())} were made on one side only")
         for name, results in expected.items():
             run.drawn += 1
             run.record(assert_same_results(name, found[name], results))

@@ -1,0 +1,139 @@
+"""Subjects: whatever can be asked for an operation on NumPy arrays. Generator, subject and verifier stay apart.
+
+A subject is a name, a device and two methods. ``offers`` says whether it can honour an operation with these options;
+``perform`` does it. Everything crosses the border as NumPy arrays (ml_dtypes' dtypes for the narrow formats) and plain
+Python values, so a claim never knows what it tests.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["OPERATIONS", "NotOfferedError", "Subject", "subject_named", "subjects_for"]
+
+OPERATIONS: Mapping[str, str] = {
+    "facts": "(format) -> dict of the format's numbers: bits, max, min_normal, min_subnormal, epsilon",
+    "cast": "(x, to, rounding, overflow, subnormals) -> array of the dtype of format `to`",
+    "add": "(a, b, rounding) -> array of the operands' dtype; so are sub, mul and div",
+    "sqrt": "(a, rounding) -> array of the operand's dtype",
+    "fma": "(a, b, c, rounding) -> array of the operands' dtype, one rounding",
+    "minimum": "(a, b) -> array of the operands' dtype; so is maximum",
+    "less": "(a, b) -> array of bool; so are less_equal and equal",
+    "elementary": "(x, function, layout) -> array of the operand's dtype",
+    "sum": "(x,) -> 0-dim array of the operand's dtype",
+    "matmul": "(a, b) -> array of the operands' dtype",
+    "emulated_matmul": "(a, b, accumulator) -> array, the declared accumulator row followed bit by bit",
+    "op_rules": "(device) -> dict from op name to op rule",
+    "loss_scale": "(settings, flags) -> list of (scale, growth_tracker) after each flag; settings may name a preset",
+    "clip": "(gradients, max_norm) -> (norm, clipped gradients)",
+    "optimizer": "(kind, settings, parameters, gradients) -> list over steps of lists of fp32 arrays",
+    "train": "(history) -> list of what each step of the history left behind, see `histories`",
+    "stochastic": "(x, to, seed) -> array of format `to`, rounded stochastically with that seed",
+    "ranks": "(world, parameters, gradients, settings) -> list over ranks of what each was left with",
+    "autocast_calls": "(fmt) -> dict from call to its results and gradients, see `autocast_cases`",
+    "autocast_training": "(kind, fmt) -> losses and parameters of a small training, see `autocast_cases`",
+    "emulated_product": "(a, b, c, arithmetic, arch) -> array of the operands' dtype, c + a @ b",
+    "two_trainings": "(kind, fmt, kernels, steps) -> list of what each step computed and left, see `two_trainings`",
+    "vectors": "(path) -> lines of a golden file, parsed",
+}
+"""What a subject can be asked for. The operand arrays come first, the options by keyword."""
+
+
+class NotOfferedError(Exception):
+    """The subject cannot honour this operation with these options; the claim is not about it."""
+
+
+@runtime_checkable
+class Subject(Protocol):
+    """Anything that claims are tested on."""
+
+    name: str
+    device: str
+
+    def offers(self, operation: str, options: Mapping[str, Any]) -> bool:
+        """Whether ``perform`` would honour this operation with these options."""
+
+    def perform(self, operation: str, *operands: Any, **options: Any) -> Any:
+        """Do it."""
+
+
+_EVERYWHERE = {
+    "reference": ("mp_conformance.implementations.reference", "ReferenceSubject"),
+    "ml_dtypes": ("mp_conformance.implementations.numpy_family", "NumpySubject"),
+}
+_ON_THE_CPU = {
+    "emulation": ("mp_conformance.implementations.emulation", "EmulationSubject"),
+    "emulated-engine": ("mp_conformance.implementations.emulated_engine", "EmulatedEngineSubject"),
+}
+_ON_DEVICES = {
+    "torch": ("mp_conformance.implementations.torch_device", "TorchSubject"),
+    "engine": ("mp_conformance.implementations.engine", "EngineSubject"),
+}
+_OPTIONAL = {
+    "softfloat": ("softfloatpy", "mp_conformance.implementations.softfloat", "SoftFloatSubject"),
+    "jax": ("jax", "mp_conformance.implementations.jax_cpu", "JaxSubject"),
+}
+
+
+def subject_named(name: str, device: str = "cpu") -> Subject:
+    """Build one subject.
+
+    Args:
+        name: ``reference``, ``ml_dtypes``, ``torch``, ``engine``, ``emulation``, ``emulated-engine``, or one of the
+            extras ``softfloat`` and ``jax``.
+        device: for ``torch`` and ``engine``, where tensors live.
+
+    Returns:
+        The subject.
+
+    Raises:
+        ValueError: no subject has this name, or the extra's package is not installed.
+
+    Source: this project.
+
+    >>> subject_named("reference").name
+    'reference'
+    """
+    if name in _ON_DEVICES:
+        module, attribute = _ON_DEVICES[name]
+        placed: Subject = getattr(import_module(module), attribute)(device)
+        return placed
+    if name in _EVERYWHERE or name in _ON_THE_CPU:
+        module, attribute = {**_EVERYWHERE, **_ON_THE_CPU}[name]
+    elif name in _OPTIONAL:
+        package, module, attribute = _OPTIONAL[name]
+        if find_spec(package) is None:
+            raise ValueError(f"subject {name!r} needs the package {package}; pip install {package}")
+    else:
+        known = ", ".join((*_ON_DEVICES, *_EVERYWHERE, *_ON_THE_CPU, *_OPTIONAL))
+        raise ValueError(f"subject {name!r} is not one of {known}; docs/subjects.md shows how to add one")
+    built: Subject = getattr(import_module(module), attribute)()
+    return built
+
+
+def subjects_for(device: str) -> list[Subject]:
+    """The subjects of a run: torch and the engine on the device, and on the CPU also everything else that is installed.
+
+    Args:
+        device: ``cpu``, ``cuda``, ``npu``, ``xpu`` or ``mps``.
+
+    Returns:
+        Subjects, the reference first.
+
+    Raises:
+        ValueError: this torch has no such device.
+
+    Source: this project.
+
+    >>> [subject.name for subject in subjects_for("cpu")][:3]
+    ['reference', 'ml_dtypes', 'torch']
+    """
+    if device != "cpu":
+        return [subject_named(name, device) for name in _ON_DEVICES]
+    extras = [name for name, (package, _, _) in _OPTIONAL.items() if find_spec(package) is not None]
+    return [subject_named(name) for name in (*_EVERYWHERE, *_ON_DEVICES, *_ON_THE_CPU, *extras)]

@@ -1,0 +1,76 @@
+"""mp_reference as a subject."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import mp_reference as mp
+from mp_conformance.implementations import NotOfferedError, reference_training
+from mp_reference.numerics.rounding import ROUNDINGS
+from mp_reference.spec.formats import FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mp_reference.spec.formats import FloatFormat
+
+__all__ = ["ReferenceSubject"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_ARITHMETIC = ("add", "sub", "mul", "div", "sqrt", "fma")
+
+
+class ReferenceSubject:
+    """The public functions of ``mp_reference``, on NumPy arrays, every rounding and overflow rule."""
+
+    name = "reference"
+    device = "cpu"
+
+    def offers(self, operation: str, options: Mapping[str, Any]) -> bool:
+        """Everything but flags; arithmetic in every format with a dtype of its own."""
+        if options.get("rounding", "nearest-even") not in ROUNDINGS:
+            return False
+        if operation in _ARITHMETIC:
+            return options.get("format") not in ("tf32", "float8_e8m0fnu")
+        if operation in ("cast", "facts", "sum", "matmul", "emulated_matmul", "stochastic", "elementary", "round"):
+            return True
+        return operation in reference_training.OPERATIONS
+
+    def perform(self, operation: str, *operands: Any, **options: Any) -> Any:
+        """Do it."""
+        if operation in reference_training.OPERATIONS:
+            return reference_training.OPERATIONS[operation](*operands, **options)
+        method = getattr(self, f"_{operation}", None)
+        if operation in _ARITHMETIC:
+            options.pop("format", None)
+            return np.asarray(getattr(mp, operation)(*operands, **options))
+        if method is None:
+            raise NotOfferedError(f"mp_reference has no {operation}")
+        return method(*operands, **options)
+
+    def _facts(self, format: str) -> dict[str, float]:  # noqa: A002  # the operation's own option
+        row = FORMATS[format]
+        names = ("bits", "max", "min_normal", "min_subnormal", "epsilon")
+        return {name: float(getattr(row, name)) for name in names}
+
+    def _cast(self, x: Array, to: str, rounding: str = "nearest-even", overflow: str = "ieee",
+              subnormals: bool = True, source: str = "") -> Array:  # fmt: skip
+        del source
+        fmt = FORMATS[to]
+        if rounding == "nearest-even" and overflow == "ieee" and subnormals:
+            return np.asarray(mp.cast(x, fmt))
+        rules: Any = {"rounding": rounding, "overflow": overflow, "subnormals": subnormals}
+        kept = mp.round_to(x, fmt, **rules)
+        return np.asarray(mp.cast(kept, fmt))
+
+    def _stochastic(self, x: Array, to: str, seed: int) -> Array:
+        return stochastic(x, FORMATS[to], seed)
+
+
+def stochastic(x: Array, fmt: FloatFormat, seed: int) -> Array:
+    """``x`` rounded stochastically with 32 random bits an element from a seeded generator."""
+    bits = np.random.Generator(np.random.PCG64(seed)).integers(0, 2**32, x.shape, np.uint32)
+    return np.asarray(mp.cast(mp.round_to(x, fmt, rounding="stochastic", random_bits=bits), fmt))

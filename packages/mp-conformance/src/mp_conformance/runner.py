@@ -1,0 +1,160 @@
+"""Ask one subject about one claim, with a time limit, and say what came of it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mp_conformance import gaps
+from mp_conformance.compare import DisagreementError
+from mp_conformance.implementations import NotOfferedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from mp_conformance.claims.rows import Claim, Run
+    from mp_conformance.implementations import Subject
+
+__all__ = ["FAILURES", "Result", "ask", "ask_all"]
+
+FAILURES = ("broken", "error", "hung", "gap closed")
+"""The statuses that make a run fail; the others are kept, gap, not offered and not reached."""
+
+
+class _TimeLimitError(BaseException):
+    """Raised inside a claim's thread when its time is over; a BaseException, so that no check swallows it."""
+
+
+@dataclass
+class Result:
+    """What came of one claim on one subject; the report's cell.
+
+    ``status`` is one of ``kept``, ``broken`` (the claim is false), ``error`` (the subject raised), ``hung`` (it took
+    too long), ``gap`` (false, known and dated), ``gap closed`` (a known gap that is none), ``not offered`` and
+    ``not reached``.
+    """
+
+    claim: str
+    subject: str
+    device: str
+    status: str
+    drawn: int = 0
+    compared: int = 0
+    histogram: dict[str, int] = field(default_factory=dict)
+    worst: dict[str, Any] | None = None
+    message: str = ""
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether this makes the run fail."""
+        return self.status in FAILURES
+
+
+def ask(claim: Claim, subject: Subject, run: Run, *, limit: float = 60.0) -> Result:
+    """Test one claim on one subject.
+
+    Args:
+        claim: the row.
+        subject: who is asked.
+        run: budget and seed; its tally ends up in the result.
+        limit: seconds after which the claim counts as hung.
+
+    Returns:
+        The result; no exception of the subject leaves this function.
+
+    Source: this project.
+
+    >>> from mp_conformance.claims import Run, select
+    >>> from mp_conformance.implementations import subject_named
+    >>> ask(select("format.fp16.facts")[0], subject_named("reference"), Run()).status
+    'kept'
+    """
+    started = time.perf_counter()
+    gap = gaps.find(claim.id, subject)
+    run.shrink = run.shrink and gap is None  # what is known needs no smallest example
+    status, message = _bounded(lambda: claim.check(subject, run), limit)
+    if gap and status in ("broken", "error", "hung"):
+        status, message = "gap", f"known since {gap.since}: {gap.reason} ({gap.link})\n{message}"
+    elif gap and status == "kept":
+        status = "gap closed"
+        message = f"{claim.id} holds on {subject.name} although gaps.toml lists it ({gap.reason}); remove the entry"
+    return Result(
+        claim=claim.id, subject=subject.name, device=subject.device, status=status, drawn=run.drawn,
+        compared=run.tally.compared, histogram=dict(run.tally.histogram),
+        worst=asdict(run.tally.worst) if run.tally.worst else None, message=message,
+        seconds=time.perf_counter() - started, notes=run.notes,
+    )  # fmt: skip
+
+
+def _bounded(check: Callable[[], None], limit: float) -> tuple[str, str]:
+    """Run ``check`` in a thread of its own, so that one that never returns costs its limit and no more."""
+    outcome: list[tuple[str, str]] = []
+
+    def body() -> None:
+        try:
+            with np.errstate(all="ignore"):  # what overflows or is invalid here is data, and compared as such
+                check()
+        except NotOfferedError as reason:
+            outcome.append(("not offered", str(reason)))
+        except DisagreementError as difference:
+            outcome.append(("broken", str(difference)))
+        except _TimeLimitError:
+            return
+        except BaseException:  # whatever a subject raises is the claim's result, never the run's end
+            outcome.append(("error", traceback.format_exc(limit=-12)))
+        else:
+            outcome.append(("kept", ""))
+
+    worker = threading.Thread(target=body, daemon=True, name="claim")
+    worker.start()
+    worker.join(limit)
+    if worker.is_alive() and not outcome:
+        # Ends a loop in Python; a hang inside C keeps its thread, which is a daemon and dies with the process.
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(_TimeLimitError))
+        worker.join(1.0)
+        return "hung", f"no answer within {limit:g} s; run the claim alone, or raise --limit"
+    return outcome[0]
+
+
+def ask_all(
+    claims: Iterable[Claim],
+    subjects: Iterable[Subject],
+    make_run: Callable[[], Run],
+    *,
+    limit: float = 60.0,
+    total: float | None = None,
+) -> Iterator[Result]:
+    """Every claim on every subject that it concerns, lazily, until the total time is over.
+
+    Args:
+        claims: rows.
+        subjects: who is asked.
+        make_run: a fresh budget for each question.
+        limit: seconds a claim may take.
+        total: seconds the whole run may take; what is left over then is ``not reached``.
+
+    Yields:
+        One result a question, in order.
+
+    Source: this project.
+    """
+    started = time.perf_counter()
+    asked = list(subjects)
+    for claim in claims:
+        for subject in asked:
+            if not claim.concerns(subject):
+                continue
+            left = None if total is None else total - (time.perf_counter() - started)
+            if left is not None and left <= 0:
+                note = f"the total of {total:g} s was used up before this claim's turn; raise --minutes"
+                yield Result(claim.id, subject.name, subject.device, "not reached", message=note)
+                continue
+            yield ask(claim, subject, make_run(), limit=limit if left is None else min(limit, max(left, 1.0)))

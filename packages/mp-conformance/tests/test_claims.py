@@ -1,0 +1,26 @@
+"""Every claim on every subject that this machine has; the id of a test is the claim's sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from mp_conformance.claims import Claim, Run, registered
+from mp_conformance.implementations import Subject, subjects_for
+from mp_conformance.runner import ask
+
+QUESTIONS = [
+    pytest.param(claim, subject, id=f"{subject.name}: {claim.sentence}")
+    for claim in registered()
+    for subject in subjects_for("cpu")
+    if claim.concerns(subject)
+]
+
+
+@pytest.mark.parametrize(("claim", "subject"), QUESTIONS)
+def test_claim(claim: Claim, subject: Subject, run: Run) -> None:
+    result = ask(claim, subject, run, limit=3000.0 if run.deep else 120.0)
+    if result.status == "not offered":
+        pytest.skip(result.message)
+    if result.status == "gap":
+        pytest.xfail(result.message)
+    assert result.status == "kept", f"{result.status}: {result.message}"
