@@ -63,10 +63,14 @@ class Arithmetic:
             )
 
     def rounded(self, carrier: Array, fmt: FloatFormat | None) -> Array:
-        """A carrier with every value in ``fmt``; None is float64 or integers, which stay as they are."""
+        """A carrier with every value in ``fmt``; None is float64 or integers, which stay as they are.
+
+        A float64 argument for a format is an exact result rounded to odd, and is rounded from there.
+        """
         if fmt is None or (fmt == FP32 and carrier.dtype == np.float32):
             return carrier
-        return round_to(carrier, fmt, self.rounding, self.overflow, self.subnormals, self.random)
+        rounded = round_to(carrier, fmt, self.rounding, self.overflow, self.subnormals, self.random)
+        return rounded.astype(np.float32, copy=False)  # exact: every value is in the format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +170,7 @@ class Tape:
     Args:
         arithmetic: how results are rounded and products added.
         rules: the op rules that cast inputs; None follows ``mp.autocast``, where one is entered.
+        kept: where to put the output of every operation but casts, in order, for those who study them.
 
     Source: reverse accumulation; the order of additions into one gradient is newest operation first, as in torch.
 
@@ -176,9 +181,12 @@ class Tape:
     [array([6.], dtype=float16)]
     """
 
-    def __init__(self, arithmetic: Arithmetic | None = None, rules: Rules | None = None) -> None:
+    def __init__(
+        self, arithmetic: Arithmetic | None = None, rules: Rules | None = None, kept: list[Tensor] | None = None
+    ) -> None:
         self.arithmetic = Arithmetic() if arithmetic is None else arithmetic
         self.rules = rules
+        self.kept = kept
         self._nodes: list[_Node] = []
         self._count = 0
         self._casts: dict[tuple[int, str], Tensor] = {}
@@ -237,6 +245,8 @@ class Tape:
         output = Tensor(self, np.asarray(self.arithmetic.rounded(carrier, fmt)), fmt, wanted)
         if wanted:
             self._nodes.append(_Node(output, tuple(inputs), vjp))
+        if self.kept is not None:
+            self.kept.append(output)
         return output
 
     def cast(self, x: Tensor, fmt: FloatFormat | None) -> Tensor:
@@ -246,8 +256,10 @@ class Tape:
         key = (x.index, "float64" if fmt is None else fmt.name)
         if key not in self._casts or not (x.leaf and x.requires_grad):
             dtype = np.float64 if fmt is None else np.float32
+            kept, self.kept = self.kept, None  # a cast is no step of the model
             widened = x.carrier if x.format is None and fmt is not None else x.carrier.astype(dtype, copy=False)
             self._casts[key] = self.record(widened, fmt, (x,), lambda gradient: (gradient,))
+            self.kept = kept
         return self._casts[key]
 
     def prepared(self, op: str, *tensors: Tensor) -> tuple[tuple[Tensor, ...], FloatFormat | None]:
@@ -293,6 +305,7 @@ class Tape:
         seed: float = 1.0,
         into: Sequence[Array | None] | None = None,
         accumulate: FloatFormat | None = None,
+        observe: Callable[[Array], None] | None = None,
     ) -> list[Array | None]:
         """Gradients of a loss, added to those of earlier micro-steps.
 
@@ -304,6 +317,7 @@ class Tape:
             into: what to add the new gradients to, one array (or None) a leaf.
             accumulate: the format of the sums; each leaf's own unless given. fp32 for 16-bit leaves is what engines
                 call fp32 gradient accumulation.
+            observe: called with the gradient (a carrier) of every recorded value, for those who study them.
 
         Returns:
             One array a leaf in the format's dtype, or None where the loss does not depend on it.
@@ -321,7 +335,7 @@ class Tape:
         """
         if loss.carrier.size != 1:
             raise ValueError(f"loss has shape {loss.shape}, gradients need one element; sum or average it first")
-        found = self._backward(loss, seed)
+        found = self._backward(loss, seed, observe)
         results: list[Array | None] = []
         for position, leaf in enumerate(wrt):
             gradient = found.get(leaf.index)
@@ -337,7 +351,7 @@ class Tape:
             results.append(carrier if fmt is None else carrier.astype(fmt.dtype, copy=False))
         return results
 
-    def _backward(self, loss: Tensor, seed: float) -> dict[int, Array]:
+    def _backward(self, loss: Tensor, seed: float, observe: Callable[[Array], None] | None) -> dict[int, Array]:
         with np.errstate(over="ignore"):
             start = np.full(loss.shape, seed, loss.carrier.dtype)
         found = {loss.index: self.arithmetic.rounded(start, loss.format)}
@@ -345,6 +359,8 @@ class Tape:
             gradient = found.pop(node.output.index, None)
             if gradient is None:
                 continue
+            if observe is not None:
+                observe(gradient)
             with np.errstate(all="ignore"):  # infinities and NaNs are what the loss scale is about
                 contributions = node.vjp(gradient)
             for x, contribution in zip(node.inputs, contributions, strict=True):

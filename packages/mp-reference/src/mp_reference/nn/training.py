@@ -163,7 +163,12 @@ class Training:
         )
 
     def micro_step(
-        self, state: Trained, batch: Any, weight: float = 1.0, into: Sequence[Array | None] | None = None
+        self,
+        state: Trained,
+        batch: Any,
+        weight: float = 1.0,
+        into: Sequence[Array | None] | None = None,
+        observe: Callable[[Array], None] | None = None,
     ) -> tuple[float, list[Array | None], Parameters]:
         """One forward and backward pass.
 
@@ -172,6 +177,7 @@ class Training:
             batch: handed to the loss function.
             weight: the micro-step's weight in its window.
             into: gradients of earlier micro-steps of the window.
+            observe: called with the gradient of every recorded value.
 
         Returns:
             The loss, the sums of the gradients of the scaled and weighted losses, and the new buffers.
@@ -185,13 +191,18 @@ class Training:
         with np.errstate(all="ignore"):
             loss = self.loss(self.model, scope, batch)
         seed = float(np.float32(state.step.loss_scale.scale * weight))
-        gradients = tape.gradients(loss, list(leaves.values()), seed, into, self.precision.accumulate)
+        wrt = list(leaves.values())
+        gradients = tape.gradients(loss, wrt, seed, into, self.precision.accumulate, observe)
         return float(loss.carrier.reshape(())), gradients, {**state.buffers, **scope.new_buffers}
 
     def step(
-        self, state: Trained, batches: Sequence[Any], weights: Sequence[float] | None = None,
+        self,
+        state: Trained,
+        batches: Sequence[Any],
+        weights: Sequence[float] | None = None,
         random: np.random.Generator | None = None,
-    ) -> tuple[Trained, StepReport, list[float]]:  # fmt: skip
+        observe: Callable[[Array], None] | None = None,
+    ) -> tuple[Trained, StepReport, list[float]]:
         """One update from a window of micro-steps; a skip gives the buffers back as they were.
 
         Args:
@@ -199,6 +210,7 @@ class Training:
             batches: one a micro-step.
             weights: one a micro-step, 1.0 each unless given.
             random: where a stochastic write-back takes its bits from.
+            observe: called with the gradient of every recorded value.
 
         Returns:
             The new state, the report, and each micro-step's loss.
@@ -207,15 +219,12 @@ class Training:
         gradients: list[Array | None] | None = None
         losses, moved = [], state
         for batch, weight in zip(batches, weights, strict=True):
-            loss, gradients, buffers = self.micro_step(moved, batch, weight, gradients)
+            loss, gradients, buffers = self.micro_step(moved, batch, weight, gradients, observe)
             moved = replace(moved, buffers=buffers)
             losses.append(loss)
         bits = None
         if self.policy.write_back == "stochastic" and random is not None:
             bits = [random.integers(0, 2**32, value.shape, dtype=np.uint32) for value in state.step.parameters]
         new, report = step(self.policy, state.step, gradients or [], sum(weights), bits)
-        return (
-            Trained(names=state.names, step=new, buffers=moved.buffers if report.applied else state.buffers),
-            report,
-            losses,
-        )
+        buffers = moved.buffers if report.applied else state.buffers
+        return Trained(names=state.names, step=new, buffers=buffers), report, losses

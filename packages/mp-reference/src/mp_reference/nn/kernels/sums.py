@@ -26,15 +26,17 @@ __all__ = [
 ]
 
 
-def total(x: Array, dims: int | Sequence[int] | None = None, keepdim: bool = False) -> Array:
-    """Sum over dimensions."""
+def total(x: Array, dims: int | Sequence[int] | None = None, keepdim: bool = False, dtype: object = None) -> Array:
+    """Sum over dimensions; the caller rounds, to ``dtype`` where one is given."""
+    del dtype
     kept = kept_dims(dims, x.ndim)
     with np.errstate(all="ignore"):
         return narrow(np.sum(np.asarray(x, order="C"), axis=kept, keepdims=keepdim, dtype=np.float64), x)
 
 
-def mean(x: Array, dims: int | Sequence[int] | None = None, keepdim: bool = False) -> Array:
-    """Sum over dimensions, divided by the number of terms."""
+def mean(x: Array, dims: int | Sequence[int] | None = None, keepdim: bool = False, dtype: object = None) -> Array:
+    """Sum over dimensions, divided by the number of terms; the caller rounds, to ``dtype`` where one is given."""
+    del dtype
     kept = kept_dims(dims, x.ndim)
     count = math.prod(x.shape[dim] for dim in kept)
     with np.errstate(all="ignore"):

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mp_reference.nn.tensor import Tape, Tensor
-from mp_reference.numerics.matmul import matmul
+from mp_reference.numerics.matmul import accumulate, matmul
 from mp_reference.numerics.odd import ODD
+from mp_reference.numerics.products import Problem
 from mp_reference.numerics.rounding import round_to
-from mp_reference.spec.accumulators import Fast
+from mp_reference.spec.accumulators import Exact, Fast
 from mp_reference.spec.formats import FP32, TF32, FloatFormat
 from mp_reference.spec.tensor_cores import TensorCore
 
@@ -64,20 +65,36 @@ def basic(tape: Tape, name: str, fmt: FloatFormat | None, *carriers: Array) -> A
         return odd
 
 
-def product(tape: Tape, a: Array, a_format: FloatFormat | None, b: Array, b_format: FloatFormat | None) -> Array:
-    """A matrix product under the tape's accumulator, as an fp32 carrier (float64 for float64), not yet rounded.
+def product(
+    tape: Tape,
+    a: Array,
+    a_format: FloatFormat | None,
+    b: Array,
+    b_format: FloatFormat | None,
+    addend: Array | None = None,
+) -> Array:
+    """A matrix product under the tape's accumulator plus an addend, not yet rounded to a format.
 
-    A tensor core multiplies operands of at most 16 bits; fp32 operands go through the machine's own product, as they
-    do on a device that is not told to use TF32.
+    The accumulator starts at zero, its result is an fp32 number, and the addend is added to it in fp32, as a device's
+    epilogue does. "exact" takes the addend into its sum and gives float64 rounded to odd, so that the one rounding to
+    follow is the only one. A tensor core multiplies operands of at most 16 bits; fp32 operands go through the machine's
+    own product, as they do on a device that is not told to use TF32. float64 stays float64.
     """
     row = tape.arithmetic.accumulator
     if tape.arithmetic.tf32:
         a, b = (round_to(x, TF32) if fmt == FP32 else x for x, fmt in ((a, a_format), (b, b_format)))
-    plain = a_format is None or b_format is None or FP32 in (a_format, b_format)
     with np.errstate(all="ignore"):
-        if isinstance(row, Fast) or a_format is None or b_format is None or (plain and isinstance(row, TensorCore)):
-            return np.asarray(np.matmul(a, b))
-        found: Array = matmul(
-            a.astype(a_format.dtype, copy=False), b.astype(b_format.dtype, copy=False), accumulator=row, out_format=FP32
-        )
-        return found
+        if isinstance(row, Exact) and a_format is not None and b_format is not None:
+            problem = Problem(a, b, addend)
+            return problem.shaped(accumulate(row, problem))
+        if isinstance(row, Fast) or a_format is None or b_format is None or _beyond(row, a_format, b_format):
+            found = np.asarray(np.matmul(a, b))
+        else:
+            narrow = (a.astype(a_format.dtype, copy=False), b.astype(b_format.dtype, copy=False))
+            found = matmul(*narrow, accumulator=row, out_format=FP32)
+        return found if addend is None else np.asarray(found + addend)
+
+
+def _beyond(row: object, *formats: FloatFormat) -> bool:
+    """Whether a unit does not multiply these operands."""
+    return isinstance(row, TensorCore) and FP32 in formats

@@ -76,10 +76,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     prepared, fmt = tape.prepared("linear", *inputs)
     a, w = prepared[:2]
     rows = a.carrier.reshape(-1, a.shape[-1])
-    output = product(tape, rows, a.format, w.carrier.T, w.format)
-    if bias is not None:
-        with np.errstate(all="ignore"):
-            output = output + prepared[2].carrier
+    addend = None if bias is None else prepared[2].carrier
+    output = product(tape, rows, a.format, w.carrier.T, w.format, addend)
 
     def vjp(g: Array) -> list[Array | None]:
         flat = g.reshape(-1, g.shape[-1])
@@ -178,10 +176,8 @@ def conv2d(
     a, w = prepared[:2]
     windows = _Windows(a.shape, w.shape, (places[0], places[1]), (stride, padding, dilation))
     columns, flat = windows.gathered(a.carrier), w.carrier.reshape(w.shape[0], -1)
-    output = product(tape, columns, a.format, flat.T, w.format)
-    if bias is not None:
-        with np.errstate(all="ignore"):
-            output = output + prepared[2].carrier
+    addend = None if bias is None else prepared[2].carrier
+    output = product(tape, columns, a.format, flat.T, w.format, addend)
 
     def vjp(g: Array) -> list[Array | None]:
         rows = g.transpose(0, 2, 3, 1).reshape(-1, w.shape[0])
