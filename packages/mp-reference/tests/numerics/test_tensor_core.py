@@ -46,6 +46,10 @@ def recordings():
     pytest.skip("no shared/data/tensor_core_recordings.npz beside the checkout, nor under MP_SHARED")
 
 
+def never(unit):
+    return False
+
+
 def unit_of(gpu, form, result):
     """The accumulator that a set was recorded from: fp8 by mma.sync, save for Hopper's fp32 results."""
     eighth = form in ("E4M3", "E5M2")
@@ -72,7 +76,7 @@ def all_sets(recordings):
 @pytest.mark.parametrize("path", ["fast", "general"])
 def test_no_recorded_row_of_any_gpu_differs(recordings, path, monkeypatch):
     if path == "general":
-        monkeypatch.setattr(FastAligned, "suits", staticmethod(lambda unit: False))
+        monkeypatch.setattr(FastAligned, "suits", staticmethod(never))
     sets = all_sets(recordings)
     counts = {"/".join(which): differing(recordings, *which, unit_of(*which)) for which in sets}
     assert len(counts) == SETS
@@ -307,7 +311,7 @@ def test_the_fast_path_equals_the_general_one(dtype, architecture, result, monke
         c = (rng.standard_normal((70, 70)) * 2.0**-20).astype(result.dtype)
         fast = mp.matmul(a, b, c, unit)
         with monkeypatch.context() as patch:
-            patch.setattr(FastAligned, "suits", staticmethod(lambda row: False))
+            patch.setattr(FastAligned, "suits", staticmethod(never))
             assert same_bits(fast, mp.matmul(a, b, c, unit)).all()
 
 
@@ -323,7 +327,7 @@ def test_the_fast_path_declines_what_it_cannot_hold(monkeypatch):
         addend = np.float32([[c]])
         fast = mp.matmul(a, b, addend, hopper)
         with monkeypatch.context() as patch:
-            patch.setattr(FastAligned, "suits", staticmethod(lambda row: False))
+            patch.setattr(FastAligned, "suits", staticmethod(never))
             assert same_bits(fast, mp.matmul(a, b, addend, hopper)).all(), name
 
 
@@ -359,16 +363,27 @@ def test_special_values_follow_the_exact_sum_and_nan_has_one_code():
     assert of((inf, -1), (1, 1)).item() == -math.inf
     for nan in (of((inf, 0)), of((inf, 1), (inf, -1)), of((np.nan, 1)), of((inf, 1), c=-np.inf), of((1, 1), c=np.nan)):
         assert codes_of(nan).item() == 0x7FFFFFFF
-    assert codes_of(mp.matmul(np.float16([[np.nan]]), np.float16([[1]]), accumulator=mp.tensor_core("hopper", result=mp.FP16))).item() == 0x7FFF
+    assert (
+        codes_of(
+            mp.matmul(np.float16([[np.nan]]), np.float16([[1]]), accumulator=mp.tensor_core("hopper", result=mp.FP16))
+        ).item()
+        == 0x7FFF
+    )
     assert of((1, 1), c=3.4e38).item() == np.float32(3.4e38)
-    assert mp.matmul(np.float16([[big]]), np.float16([[big]]), accumulator=mp.tensor_core("ampere", result=mp.FP16)).item() == math.inf
+    assert (
+        mp.matmul(np.float16([[big]]), np.float16([[big]]), accumulator=mp.tensor_core("ampere", result=mp.FP16)).item()
+        == math.inf
+    )
     assert math.copysign(1, of((-1, 0), (0, -1), c=-0.0).item()) == 1  # a zero is +0
     after = mp.matmul(np.float16([[inf] + [0] * 16 + [1]]), np.ones((18, 1), np.float16), accumulator=unit)
     assert after.item() == math.inf
 
 
 def test_a_zero_product_claims_an_exponent_only_where_the_row_says_so():
-    a, b = np.float32([[0, 2.0**-30]]).astype(ml_dtypes.bfloat16), np.float32([[2.0**127], [1]]).astype(ml_dtypes.bfloat16)
+    a, b = (
+        np.float32([[0, 2.0**-30]]).astype(ml_dtypes.bfloat16),
+        np.float32([[2.0**127], [1]]).astype(ml_dtypes.bfloat16),
+    )
     assert mp.matmul(a, b, accumulator=mp.tensor_core("a100")).item() == 2.0**-30
     assert mp.matmul(a, b, accumulator=mp.tensor_core("a100", zero_products="minimum-exponent")).item() == 0
 
@@ -512,7 +527,9 @@ def test_a_nan_scale_makes_its_rows_nan_and_a_batch_shares_scales():
         assert np.isnan(got[:, 1]).all()
         assert (got[:, [0, 2]] == 65).all()
     eighth = a.astype(ml_dtypes.float8_e4m3fn)[0]
-    got = mp.matmul(eighth, b.astype(ml_dtypes.float8_e4m3fn), accumulator=mp.tensor_core("b200"), scales=(scale_a, scale_b))
+    got = mp.matmul(
+        eighth, b.astype(ml_dtypes.float8_e4m3fn), accumulator=mp.tensor_core("b200"), scales=(scale_a, scale_b)
+    )
     assert np.isnan(got[1]).all()
     assert (got[[0, 2]] == 64).all()
 

@@ -56,15 +56,14 @@ class Problem:
 
     def _placed(self, c: NDArray[np.float32]) -> NDArray[np.float32]:
         """The addend in the shape of the result."""
-        if c.ndim and self.vectors[1]:
-            c = c[..., np.newaxis]
-        if c.ndim and self.vectors[0]:
-            c = c[..., np.newaxis, :]
+        visible = self.shape[:-2]
+        visible += () if self.vectors[0] else self.shape[-2:-1]
+        visible += () if self.vectors[1] else self.shape[-1:]
         try:
-            return np.broadcast_to(c, self.shape)
+            return np.broadcast_to(c, visible).reshape(self.shape)
         except ValueError:
             raise ValueError(
-                f"c has shape {c.shape}, which does not broadcast to the result's {self.shape}; reshape it"
+                f"c has shape {c.shape}, which does not broadcast to the result's {visible}; reshape it"
             ) from None
 
     def shaped(self, out: NDArray[Any]) -> NDArray[Any]:

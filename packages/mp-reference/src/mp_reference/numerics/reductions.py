@@ -129,7 +129,7 @@ def norm(
 
     Args:
         x: as ``sum``.
-        accumulator: as ``sum``; ``lanes(8)`` or ``lanes(16)`` is torch's vector_norm on a CPU with AVX2 or AVX-512.
+        accumulator: as ``sum``; ``lanes()`` is the order of torch's vector_norm on a CPU.
             The sum is rounded to the accumulator's format, the root once to the result's; "exact" rounds only the root.
         axis: as ``sum``.
         out_format: as ``sum``.
@@ -180,7 +180,8 @@ def _summed(row: Accumulator, x: NDArray[Any], axis: Axis) -> tuple[NDArray[Any]
     """Sums before the last rounding, and the number of terms: a product with ones, which is exact."""
     rows, shape = _rows(x, axis)
     if isinstance(row, Fast):
-        return rows.sum(axis=1, dtype=np.float32).reshape(shape), rows.shape[1]
+        with np.errstate(all="ignore"):
+            return rows.sum(axis=1, dtype=np.float32).reshape(shape), rows.shape[1]
     problem = _as_problem(x)
     problem.a, problem.b = rows, np.ones((rows.shape[1], 1), np.float32)
     problem.shape = (len(rows), 1)

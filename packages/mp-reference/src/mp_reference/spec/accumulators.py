@@ -101,7 +101,7 @@ class Lanes(Accumulator):
     """``width`` fp32 lanes filled in turn, then added left to right; what is left over follows in order.
 
     Squares are rounded before they are added, but the last ``len % tail`` terms are fused: the order of torch's
-    vector_norm on a CPU whose vectors hold ``width`` floats.
+    vector_norm on a CPU.
     """
 
     width: int
@@ -290,12 +290,15 @@ def kahan(fmt: FloatFormat = FP32) -> Kahan:
     return Kahan(name=f"kahan({fmt.name})", source=sources.KAHAN, format=fmt)
 
 
-def lanes(width: int, tail: int = 4) -> Lanes:
-    """Add squares as torch's vector_norm does on a CPU with vectors of ``width`` floats.
+def lanes(width: int = 8, tail: int = 4) -> Lanes:
+    """Add squares as torch's vector_norm does on a CPU.
+
+    torch 2.13 has 8 lanes and a tail of 4 under AVX2 and AVX-512 alike, and 8 lanes and a tail of 1, which fuses
+    nothing, with ``ATEN_CPU_CAPABILITY=default``.
 
     Args:
-        width: lanes: 8 for AVX2, 16 for AVX-512.
-        tail: terms of the unrolled remainder loop.
+        width: lanes.
+        tail: terms of the unrolled remainder loop, after which single terms are fused.
 
     Returns:
         The row.
@@ -305,11 +308,11 @@ def lanes(width: int, tail: int = 4) -> Lanes:
 
     Source: torch 2.13, vector_norm on the CPU, as measured.
 
-    >>> lanes(8).name
+    >>> lanes().name
     'lanes(8)'
     """
     _require_positive("width", width, "a scalar machine has width=1")
-    _require_positive("tail", tail, "tail=1 has no unrolled remainder")
+    _require_positive("tail", tail, "tail=1 fuses nothing")
     name = f"lanes({width})" if tail == 4 else f"lanes({width}, {tail})"
     return Lanes(name=name, source=sources.TORCH_VECTOR_NORM, width=width, tail=tail)
 
