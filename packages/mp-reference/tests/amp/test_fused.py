@@ -131,3 +131,12 @@ def test_without_contraction_in_reach_both_steps_agree() -> None:
     fused, exact = fused_step(policy, state, gradient, weight=2.0)[0], step(policy, state, gradient, weight=2.0)[0]
     assert fused.masters[0].tobytes() == exact.masters[0].tobytes()
     assert fused.update_index == exact.update_index == 1
+
+
+def test_a_divisor_and_a_coefficient_that_one_number_cannot_hold_are_applied_one_after_the_other() -> None:
+    policy = StepPolicy(optimizer=SGD(lr=1.0), max_grad_norm=1.0)
+    state = initial_state(policy, [f32(np.ones(100))])
+    new, norm, coefficient = fused_step(policy, state, [np.full(100, np.float32(3e38))])
+    assert norm == pytest.approx(3e39)
+    assert 0 < coefficient < 1e-38
+    assert new.masters[0] == pytest.approx(np.full(100, 0.9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -98,9 +99,11 @@ def _clipped(assembly: Assembly, ranks: Ranks, step: Step, divisor: float) -> li
     clipped = []
     for one in step.gradients:
         coefficient = step.decision.coefficients[one.part.clip_set]
-        value = one.value if one.scaled or _is_one(coefficient) else one.value * coefficient
+        scaled = one.scaled and _folds(coefficient, divisor)
+        value = one.value if scaled == one.scaled else one.value / one.value.new_tensor(divisor)
+        value = value if scaled or _is_one(coefficient) else value * coefficient
         value = value if limit is None else value.clamp(-limit, limit)
-        clipped.append(one if value is one.value else replace(one, value=value))
+        clipped.append(one if value is one.value else replace(one, value=value, scaled=scaled))
     if any(new is not old for new, old in zip(clipped, step.gradients, strict=True)):
         step.clipped_norm = decision_on(assembly, ranks, clipped, divisor).norm
     return clipped
@@ -133,7 +136,16 @@ def _whole(gradient: Gradient) -> Tensor:
     if gradient.sparse is None:
         return gradient.value
     sparse = gradient.sparse
-    return torch.sparse_coo_tensor(sparse.indices(), gradient.value, sparse.shape, is_coalesced=True)
+    return torch.sparse_coo_tensor(
+        sparse.indices(), gradient.value, sparse.shape, is_coalesced=True, check_invariants=False
+    )
+
+
+def _folds(coefficient: Any, divisor: float) -> bool:
+    """Whether divisor and clip coefficient fit into one fp32 number."""
+    if coefficient is None or isinstance(coefficient, torch.Tensor):
+        return True
+    return not math.isinf(fp32(divisor / coefficient))
 
 
 def _is_one(coefficient: Any) -> bool:

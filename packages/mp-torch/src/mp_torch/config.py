@@ -123,6 +123,9 @@ class AmpConfig:
         self._check_choices()
         self._check_numbers()
         self._check_rules()
+        if self.loss_scale is not None:  # its values alone, so that a config equals what was read back
+            values = {one.name: getattr(self.loss_scale, one.name) for one in fields(LossScalePolicy)}
+            object.__setattr__(self, "loss_scale", LossScalePolicy(**values))
 
     def _check_choices(self) -> None:
         if self.precision not in (*PRECISIONS, "auto"):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from mp_torch.errors import AmpConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["PRECISIONS", "Precision", "precision_named"]
 
@@ -78,7 +82,7 @@ def precision_named(name: str) -> Precision:
     return PRECISIONS[name]
 
 
-def nearest(word: str, known: object) -> str:
+def nearest(word: str, known: Iterable[object]) -> str:
     """A suggestion for a misspelt word, to be put into an error message.
 
     Args:
@@ -91,5 +95,6 @@ def nearest(word: str, known: object) -> str:
     >>> nearest("bf16_mixed", ["bf16-mixed", "fp32"])
     ", did you mean 'bf16-mixed'?"
     """
-    close = difflib.get_close_matches(word, list(known), n=1)  # type: ignore[call-overload]
+    words = [str(one) for one in known]
+    close = difflib.get_close_matches(word, words, n=1) or [one for one in words if word and one.startswith(word)]
     return f", did you mean {close[0]!r}?" if close else ""

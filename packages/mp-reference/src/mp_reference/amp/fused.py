@@ -142,6 +142,9 @@ def fused_step(
     coefficient = 1.0 if policy.max_grad_norm is None else clip_coefficient(total, policy.max_grad_norm)
     with np.errstate(all="ignore"):  # an update may overflow as it likes; IEEE says what it gives
         folded = float(np.float32(divisor / coefficient))
+        if math.isinf(folded):  # no fp32 number holds both: unscale and clip before the kernel
+            gradients = [one / np.float32(divisor) * np.float32(coefficient) for one in gradients]
+            folded = 1.0
         rules = policy.optimizer if isinstance(policy.optimizer, list | tuple) else [policy.optimizer] * len(gradients)
         updated = [
             fused_update(rule, master, gradient, memory, scale=None if folded == 1.0 else folded, width=width)

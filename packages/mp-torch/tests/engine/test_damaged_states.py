@@ -1,0 +1,120 @@
+"""A damaged state is refused whole: every leaf of it, dropped, replaced by another kind, misshapen or extended."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mp_torch import AmpEngine, CheckpointError, LossScale
+
+DAMAGES = {
+    "dropped": None,
+    "nothing": lambda _: None,
+    "text": lambda _: "x",
+    "not a number": lambda one: float("nan") if is_number(one) else None,
+    "negative": lambda one: -5 if is_number(one) else {"other": 1},
+    "another shape": lambda one: torch.zeros(2, 9) if isinstance(one, torch.Tensor) else [one],
+    "another dtype": lambda one: one.double() if isinstance(one, torch.Tensor) else 1e400,
+    "extended": lambda one: {**one, "other": 1} if isinstance(one, dict) else object(),
+}
+
+
+def is_number(one):
+    return isinstance(one, int | float) and not isinstance(one, bool)
+
+
+def paths(value, path=()):
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, one in items:
+        yield from paths(one, (*path, key))
+
+
+def at(value, path):
+    return at(value[path[0]], path[1:]) if path else value
+
+
+def damaged(state, path, damage):
+    """A copy of the state with one place changed."""
+    twin = copy.deepcopy(state)
+    parent, key = at(twin, path[:-1]), path[-1]
+    if isinstance(parent, tuple):
+        whole = list(parent)
+        whole[key : key + 1] = [] if damage is None else [damage(parent[key])]
+        at(twin, path[:-2])[path[-2]] = tuple(whole)
+    elif damage is None:
+        del parent[key]
+    else:
+        parent[key] = damage(parent[key])
+    return twin
+
+
+def printed(value):
+    """Everything in a state as something that compares, tensors by their bytes."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().contiguous().reshape(-1)
+        return (value.dtype, tuple(value.shape), flat.view(torch.uint8).tolist() if flat.numel() else [])
+    if isinstance(value, dict):
+        return {key: printed(one) for key, one in value.items()}
+    return [printed(one) for one in value] if isinstance(value, list | tuple) else repr(value)
+
+
+def in_a_window(precision):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    settings = {"loss_scale": LossScale(init_scale=64.0)} if precision.startswith("fp16") else {}
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    engine = AmpEngine(model, optimizer, precision=precision, accumulate_steps=2, scheduler=scheduler, **settings)
+    for _ in range(3):
+        with engine.autocast():
+            loss = model(torch.randn(4, 3)).float().square().mean()
+        engine.backward(loss)
+        engine.step()
+    return engine
+
+
+def is_legal(path, damage, value):
+    """Changes that make another legal state: other settings, absent optional parts."""
+    return (
+        path[:2] == ("config", "loss_scale")  # a policy has defaults for its fields
+        or (path[:1] == ("config",) and damage not in ("dropped", "text", "another shape", "extended"))
+        or path[:1] == ("schedulers",)  # only the scheduler knows its values
+        or path[-1] in ("foreach", "fused", "loss_dtype")
+        or (damage == "dropped" and path[0] in ("gradients", "accumulated", "optimizers") and len(path) in (2, 4))
+        or (path == ("buffers",) and damage == "nothing")
+        or (path[-1] == "hysteresis_tracker" and damage == "negative")
+        or (value is None and damage in ("nothing", "not a number"))
+    )
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("precision", ["fp16-true", "bf16-kahan", "bf16-mixed"])
+def test_every_damage_to_every_leaf_is_refused_and_changes_nothing(precision, damage):
+    engine = in_a_window(precision)
+    good = engine.state_dict()
+    before, refused = printed(good), 0
+    for path in list(paths(good))[1:]:
+        value = at(good, path)
+        if is_legal(path, damage, value):
+            continue
+        with pytest.raises(CheckpointError):
+            engine.load_state_dict(damaged(good, path, DAMAGES[damage]))
+            pytest.fail(f"{path} {damage} was accepted")
+        refused += 1
+    assert printed(engine.state_dict()) == before
+    assert refused >= 40
+
+
+def test_the_damages_are_told_from_a_state_that_is_whole():
+    engine = in_a_window("bf16-mixed")
+    good = engine.state_dict()
+    engine.load_state_dict(copy.deepcopy(good))
+    assert printed(engine.state_dict()) == printed(good)
+
+
+@pytest.mark.parametrize("state", [None, [], "state", 3])
+def test_a_state_that_is_no_dict_is_refused(state):
+    with pytest.raises(CheckpointError, match=r"the engine state is .*, which must be a dict"):
+        in_a_window("bf16-mixed").load_state_dict(state)
