@@ -22,9 +22,32 @@ __all__ = [
     "check_optimizers",
     "checked_limit",
     "checked_losses",
+    "checked_pair",
     "checked_schedulers",
     "sparse_parameters",
 ]
+
+
+def checked_pair(model: nn.Module, optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers as a list, once it is sure that these are a model and optimizers.
+
+    Raises:
+        AmpConfigError: the model is no ``nn.Module``, or something that is no ``torch.optim.Optimizer`` stands for one.
+
+    >>> checked_pair(torch.nn.Linear(1, 1), "adamw")
+    Traceback (most recent call last):
+    mp_torch.errors.AmpConfigError: optimizer='adamw' must be a torch.optim.Optimizer, or a sequence of them; ...
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise AmpConfigError(f"model={model!r} must be a torch.nn.Module; pass the module whose parameters train")
+    optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise AmpConfigError(
+                f"optimizer={one!r} must be a torch.optim.Optimizer, or a sequence of them; build it from "
+                "model.parameters()"
+            )
+    return optimizers
 
 
 def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[nn.Parameter, str]) -> None:
@@ -152,7 +175,11 @@ def checked_losses(loss: Tensor | Sequence[Tensor]) -> list[Tensor]:
     Traceback (most recent call last):
     mp_torch.errors.AmpStateError: backward() of a loss that needs no gradient: ...
     """
-    losses = [loss] if isinstance(loss, torch.Tensor) else list(loss)
+    losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
+    for one in losses:
+        if not isinstance(one, torch.Tensor) or not one.is_floating_point():
+            what = f"{one.dtype} tensor" if isinstance(one, torch.Tensor) else repr(one)
+            raise AmpStateError(f"backward() of {what}: a loss must be a floating tensor made from the model's outputs")
     if not losses:
         raise AmpStateError("backward([]) of no loss at all; pass one, or a sequence of them")
     if not all(one.requires_grad for one in losses):

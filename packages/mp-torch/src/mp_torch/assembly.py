@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,13 +14,15 @@ from mp_torch import master
 from mp_torch.admission import check_dtypes, check_optimizers, checked_limit, sparse_parameters
 from mp_torch.decision import ClipSet
 from mp_torch.devices import device_of
+from mp_torch.drift import Admitted
 from mp_torch.dtypes import Precision, precision_named
 from mp_torch.errors import AmpConfigError
 from mp_torch.precision import SAFE_MODULES, SAFE_OPS, OpRules, matching, run_in_region_
+from mp_torch.ranks import local, place_of
 from mp_torch.update import OwnUpdater, Updater, updater_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from mp_torch.config import AmpConfig
@@ -63,6 +66,7 @@ class Assembly:
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], config: AmpConfig) -> None:
         self.model, self.optimizers, self.config = model, list(optimizers), config
         self.device: Device = device_of(model.parameters())
+        self.computes_on = self.device.type  # also where shards wait in host memory
         self.row: Precision = precision_named(config.precision)
         self.probe = self.device.probe()
         self.device.require(config.precision, self.probe)
@@ -75,6 +79,7 @@ class Assembly:
         self.regions = self._install_regions()
         self.rules = self._op_rules()
         self.clip_sets, self.parts = self._parts()
+        self.admitted = Admitted(model, self.optimizers, self.parts)
 
     def _kept_modules(self) -> dict[str, str]:
         """Modules that keep fp32: module name -> the pattern that says so."""
@@ -114,26 +119,21 @@ class Assembly:
         regions |= {name: (lower_dtype, rule) for name, rule in lower.items() if name not in self.kept}
         modules = dict(self.model.named_modules())
         for name, (dtype, _) in regions.items():
-            run_in_region_(modules[name], self.device.type, dtype)
+            run_in_region_(modules[name], self.computes_on, dtype)
         return regions
 
     def _op_rules(self) -> OpRules | None:
         if self.row.compute is None:
             return None
         rules = (dict.fromkeys(SAFE_OPS, "fp32") if self.config.safe_ops else {}) | dict(self.config.op_rules)
-        return OpRules(rules, device_type=self.device.type, lower=self.row.compute) if rules else None
+        return OpRules(rules, device_type=self.computes_on, lower=self.row.compute) if rules else None
 
     def context(self) -> AbstractContextManager[Any]:
-        """Autocast and op rules for a forward pass."""
+        """Autocast and op rules for a forward pass, from the moment that it is entered."""
         if self.row.compute is None:
-            return torch.autocast(self.device.type, enabled=False)
-        cast = torch.autocast(self.device.type, dtype=self.row.compute, cache_enabled=False)
-        if self.rules is None:
-            return cast
-        stack = ExitStack()
-        stack.enter_context(cast)
-        stack.enter_context(self.rules)
-        return stack
+            return torch.autocast(self.computes_on, enabled=False)
+        cast = torch.autocast(self.computes_on, dtype=self.row.compute, cache_enabled=False)
+        return cast if self.rules is None else _both(cast, self.rules)
 
     def rules_context(self) -> AbstractContextManager[Any]:
         """Op rules alone, for what a backward pass computes again."""
@@ -179,6 +179,26 @@ class Assembly:
 
     # ---- over all parameters ----
 
+    @property
+    def named(self) -> dict[str, torch.Tensor]:
+        """The trained parameters by name, in the optimizers' order."""
+        return {part.weight.name: part.weight.parameter for part in self.parts}
+
+    def relayout_(self) -> None:
+        """Take the model's present parameters, which are the old ones in another layout over the ranks."""
+        present = dict(self.model.named_parameters())
+        self.names = {parameter: name for name, parameter in present.items()}
+        self.device = device_of(self.names)
+        for part in self.parts:
+            parameter = present[part.weight.name]
+            begin, _ = place_of(part.weight.parameter)
+            part.weight.relayout_(parameter, partial(_part_held, begin, parameter))
+        for place, optimizer in enumerate(self.optimizers):
+            for at, group in enumerate(optimizer.param_groups):
+                group["params"] = [
+                    part.weight.trained for part in self.parts if (part.optimizer, part.group) == (place, at)
+                ]
+
     def accumulate_(self) -> None:
         """Before another micro-step: move 16-bit gradients into fp32 sums, if that is asked for."""
         if self.row.parameter != torch.float32 and self.config.accumulate == "fp32":
@@ -219,3 +239,18 @@ class Assembly:
                     for key, value in state.items()
                 }
         group["params"] = [weight.trained for weight in weights]
+
+
+def _part_held(begin: tuple[int, ...], parameter: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
+    """Of a tensor that begins at ``begin`` in the whole, what this rank holds of the parameter, on its device."""
+    held = local(parameter.detach())
+    offset, _ = place_of(parameter)
+    first = [new - old for new, old in zip(offset, begin, strict=True)]
+    part = carried[tuple(slice(at, at + size) for at, size in zip(first, held.shape, strict=True))]
+    return part.to(held.device)
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mp_torch.dtypes import nearest
 from mp_torch.errors import CheckpointError
 from mp_torch.phase import phase_from_state
 from mp_torch.scaling import ScaleState
+from mp_torch.state_checks import check_fit, check_mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from mp_torch.engine import AmpEngine
 
@@ -21,8 +21,6 @@ __all__ = [
     "FORMAT",
     "MIGRATIONS",
     "VERSION",
-    "check_keys",
-    "check_tensor",
     "checked_state",
     "engine_state",
     "load_engine_state_",
@@ -34,10 +32,6 @@ VERSION = 1
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """From version n to n + 1; applied one after the other."""
 
-_KEYS = (
-    "format", "version", "config", "loss_scale", "update_index", "phase", "weights", "optimizers", "gradients",
-    "accumulated", "buffers", "schedulers",
-)  # fmt: skip
 _LOSS_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -94,9 +88,9 @@ def checked_state(engine: AmpEngine, state: Mapping[str, Any]) -> dict[str, Any]
         CheckpointError: as ``load_engine_state_``.
     """
     engine.settle()
+    check_mapping(state, "the engine state")
     state = _migrated(dict(state))
-    check_keys(state, _KEYS, "the engine state")
-    _check_fit(engine, state)
+    check_fit(engine, state)
     return state
 
 
@@ -182,79 +176,6 @@ def _migrated(state: dict[str, Any]) -> dict[str, Any]:
         state = MIGRATIONS[version](state)
         version += 1
     return state
-
-
-def check_keys(given: Iterable[str], wanted: Iterable[str], where: str) -> None:
-    """Refuse a mapping with other keys than it should have.
-
-    Raises:
-        CheckpointError: one is missing or unknown; it is named.
-
-    >>> check_keys(["a", "b"], ["a", "b"], "it")
-    """
-    given, wanted = list(given), list(wanted)
-    missing = [key for key in wanted if key not in given]
-    unknown = [key for key in given if key not in wanted]
-    if missing:
-        raise CheckpointError(f"{where} lacks the key {missing[0]!r}; it was not written whole by engine.state_dict()")
-    if unknown:
-        raise CheckpointError(f"{where} has an unknown key {unknown[0]!r}{nearest(unknown[0], wanted)}")
-
-
-def _check_fit(engine: AmpEngine, state: Mapping[str, Any]) -> None:
-    for key in ("precision", "master_weights"):
-        here, there = getattr(engine.config, key), state["config"].get(key)
-        if here != there:
-            raise CheckpointError(
-                f"{key}={there!r} was saved, {key}={here!r} runs; build the engine as the saved one, or load the "
-                "model's weights alone, from which masters are rebuilt"
-            )
-    check_keys(state["loss_scale"], asdict(engine.scale.state), "loss_scale")
-    check_keys(state["phase"], engine.phase.state(), "phase")
-    shapes = {part.weight.name: part.weight.parameter.shape for part in engine.assembly.parts}
-    carried = {part.weight.name: part.weight.state() for part in engine.assembly.parts if part.weight.state()}
-    check_keys(state["weights"], carried, "weights")
-    for name, values in state["weights"].items():
-        check_keys(values, carried[name], f"weights[{name!r}]")
-        for key, one in values.items():
-            check_tensor(one, carried[name][key], f"{key} of {name!r}")
-    for key in ("gradients", "accumulated"):
-        for name, one in state[key].items():
-            if name not in shapes or one.shape != shapes[name]:
-                raise CheckpointError(f"{key}[{name!r}] of shape {tuple(one.shape)} fits no parameter of this model")
-    _check_optimizers(engine, state, shapes)
-    for key in ("optimizers", "schedulers"):
-        if len(state[key]) != len(getattr(engine, key)):
-            raise CheckpointError(f"{len(state[key])} {key} were saved, {len(getattr(engine, key))} run; build as many")
-
-
-def check_tensor(given: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
-    """Refuse a tensor of another shape or dtype: nothing is cast on the way in.
-
-    Raises:
-        CheckpointError: it differs.
-    """
-    if given.shape != wanted.shape or given.dtype != wanted.dtype:
-        raise CheckpointError(
-            f"{what} was saved as {given.dtype} {tuple(given.shape)}, here it is {wanted.dtype} {tuple(wanted.shape)}; "
-            "build the engine as the saved one"
-        )
-
-
-def _check_optimizers(engine: AmpEngine, state: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
-    names = {part.weight.trained: part.weight.name for part in engine.assembly.parts}
-    for optimizer, saved in zip(engine.optimizers, state["optimizers"], strict=False):
-        check_keys(saved, ("kind", "state", "groups"), "an optimizer's state")
-        if saved["kind"] != type(optimizer).__name__:
-            raise CheckpointError(f"{saved['kind']} was saved, {type(optimizer).__name__} runs; build the saved one")
-        here = [[names[one] for one in group["params"]] for group in optimizer.param_groups]
-        there = [group["params"] for group in saved["groups"]]
-        if here != there:
-            raise CheckpointError(f"{saved['kind']} was saved with parameter groups {there}, it runs with {here}")
-        for name, values in saved["state"].items():
-            for key, one in values.items():
-                if isinstance(one, torch.Tensor) and key != "step" and one.shape != shapes.get(name):
-                    raise CheckpointError(f"{key} of {name!r} has shape {tuple(one.shape)}, not {shapes.get(name)}")
 
 
 def _like(value: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:

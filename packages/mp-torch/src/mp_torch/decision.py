@@ -7,7 +7,7 @@ device, and the same formulas run there. Sums are agreed on between ranks before
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from mp_torch import clipping
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -64,6 +64,8 @@ class Decision:
         coefficients: one for each clip set.
         finite: one for each gradient.
         sums: one for each gradient: sum of powers, or largest magnitude, unscaled.
+        active: one for each optimizer, whether any rank has a gradient for it.
+        first: where ranks hold different parameters, reads what they agreed on as the first that is not finite.
     """
 
     found: Any
@@ -71,9 +73,13 @@ class Decision:
     coefficients: list[Any]
     finite: Tensor
     sums: Tensor
+    active: list[bool] = field(default_factory=list)
+    first: Callable[[], tuple[str | None, str | None]] | None = None
 
     def first_nonfinite(self, gradients: Sequence[Gradient]) -> tuple[str | None, str | None]:
         """Name of the first parameter whose gradient is not finite, and what it holds; reads from the device."""
+        if self.first is not None:
+            return self.first()
         finite = self.finite.tolist()
         if all(finite):
             return None, None
@@ -115,18 +121,30 @@ def decide(
     peak = norm_type == math.inf
     sums = (ranks.tensor_maxima if peak else ranks.tensor_sums)(sums, parameters)
     finite = torch.isfinite(sums)
-    if divisor < 1 and any(one.scaled for one in gradients):
-        finite &= _survives(gradients, divisor).to(finite.device)
+    if divisor < 1 and (ranks.count > 1 or any(one.scaled for one in gradients)):
+        finite &= _survives(gradients, divisor, ranks).to(finite.device)
     found = _by_optimizer(gradients, finite, optimizers, device)
     if flag is not None:
         found = torch.maximum(found, flag.to(found.device))
-    found = ranks.any(found)
+    here = {one.part.optimizer for one in gradients}
+    active = [place in here for place in range(optimizers)]
+    if ranks.count > 1:
+        found, active = _agreed(found, active, device, ranks)
     if together:
         found = found.amax().expand(optimizers)
     totals = _totals(gradients, sums, len(sets), peak)
     totals = (ranks.total_maxima if peak else ranks.totals)(totals)
     conclude = _conclude_here if device.reads_are_free else _conclude_there
-    return conclude(found, totals, sets, norm_type, finite, sums)
+    decision = conclude(found, totals, sets, norm_type, finite, sums)
+    decision.active, decision.first = active, ranks.first_nonfinite(finite, sums, parameters)
+    return decision
+
+
+def _agreed(found: Tensor, active: list[bool], device: Device, ranks: Ranks) -> tuple[Tensor, list[bool]]:
+    """One decision for all ranks, and which optimizers have a gradient anywhere; where reading waits, have one here."""
+    count = len(active)
+    flags = ranks.any(torch.cat((found, found.new_tensor([float(one) for one in active]))))
+    return flags[:count], [flag != 0 for flag in flags[count:].tolist()] if device.reads_are_free else active
 
 
 def _sums(gradients: Sequence[Gradient], divisor: float, norm_type: float, exact: bool, device: Device) -> Tensor:
@@ -150,9 +168,10 @@ def _sums(gradients: Sequence[Gradient], divisor: float, norm_type: float, exact
     return sums / unit if all(scaled) else torch.where(sums.new_tensor(scaled, dtype=torch.bool), sums / unit, sums)
 
 
-def _survives(gradients: Sequence[Gradient], divisor: float) -> Tensor:
+def _survives(gradients: Sequence[Gradient], divisor: float, ranks: Ranks) -> Tensor:
     """Whether dividing by a divisor below 1 leaves every element finite."""
     peaks = clipping.magnitudes([one.value for one in gradients])
+    peaks = ranks.tensor_maxima(peaks, [one.part.weight.parameter for one in gradients])
     divided = peaks / peaks.new_tensor(divisor)
     return torch.where(peaks.new_tensor([one.scaled for one in gradients], dtype=torch.bool), divided, peaks).isfinite()
 

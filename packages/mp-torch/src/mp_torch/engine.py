@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from mp_torch import checkpoint, checkpoint_file, scaler_states
-from mp_torch.admission import checked_losses, checked_schedulers
+from mp_torch.admission import checked_losses, checked_pair, checked_schedulers
 from mp_torch.application import apply_, decision_on, stored_gradients
 from mp_torch.assembly import Assembly
 from mp_torch.buffers import BufferSnapshot
@@ -19,8 +20,10 @@ from mp_torch.devices import device_of
 from mp_torch.errors import AmpConfigError, AmpStateError
 from mp_torch.explanation import DtypeContract, Explanation, dtype_contract, explanation, summary
 from mp_torch.outcome import Step, idle_outcome
+from mp_torch.parallel import ManyRanks
 from mp_torch.phase import Phase, checked_weight
-from mp_torch.ranks import LocalRanks
+from mp_torch.precision import Region
+from mp_torch.ranks import unwrapped
 from mp_torch.report import StepReport
 from mp_torch.scaling import LossScale, MovingScale, fp32, representable
 from mp_torch.update import OwnUpdater
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["AmpEngine"]
 
 
-class AmpEngine:
+class AmpEngine(ManyRanks):
     """Trains one model in one precision.
 
     Args:
@@ -48,7 +51,8 @@ class AmpEngine:
         precision: see ``AmpConfig``.
         scheduler: a learning-rate scheduler, or a sequence of them; steps only when the update was applied.
         config: all settings at once, instead of ``precision`` and ``settings``.
-        ranks: who trains together; this process alone unless given.
+        ranks: who trains together; told from the model unless given: the replicas of ``DistributedDataParallel``, the
+            ranks of its DTensors, else this process alone.
         settings: the fields of ``AmpConfig``.
 
     Raises:
@@ -75,16 +79,20 @@ class AmpEngine:
         ranks: Ranks | None = None,
         **settings: Unpack[AmpSettings],
     ) -> None:
+        optimizers = checked_pair(model, optimizer)
         self.config = _settled_config(model, config, precision, settings)
         self.schedulers = checked_schedulers(scheduler)
-        self.ranks: Ranks = LocalRanks() if ranks is None else ranks
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        self.assembly = Assembly(model, optimizers, self.config)
-        self.model, self.optimizers, self.device = model, optimizers, self.assembly.device
+        self.model, self.optimizers = unwrapped(model), optimizers
+        self.assembly = Assembly(self.model, optimizers, self.config)
+        self.device = self.assembly.device
+        if ranks is None:
+            self._meet_ranks(model)
+        else:
+            self.ranks = ranks
         default = LossScale() if self.assembly.row.scaled else LossScale.off()
         self.scale = MovingScale(self.config.loss_scale or default, self.device)
         self.phase = Phase(accumulate_steps=self.config.accumulate_steps)
-        self.buffers = BufferSnapshot(model, enabled=self.config.restore_buffers)
+        self.buffers = BufferSnapshot(self.model, enabled=self.config.restore_buffers)
         self.update_index = 0
         self._pending: Step | None = None
         self._warned: set[str] = set()
@@ -98,14 +106,22 @@ class AmpEngine:
         ``torch.compile`` and in recomputation. The first one with gradients opens the window: buffers are remembered.
 
         Returns:
-            A context manager.
+            A context manager, which may be entered again and nested, and decorates functions.
         """
+        return Region(self._forward)
+
+    def _forward(self) -> AbstractContextManager[Any]:
         if torch.is_autocast_enabled(self.device.type):
             self._check_outer_autocast()
         if not self.buffers.taken and not self.phase.open and torch.is_grad_enabled():
             self.device.clear_overflow_()
             self.buffers.take_()
-        return self.assembly.context()
+        if self.ranks.count == 1:
+            return self.assembly.context()
+        stack = ExitStack()
+        stack.enter_context(self.ranks.around("the forward pass"))
+        stack.enter_context(self.assembly.context())
+        return stack
 
     def backward(
         self,
@@ -139,8 +155,15 @@ class AmpEngine:
             phase = replace(phase, loss_dtype=_low_dtype(losses))
             self._check_snapshot()
         seeds = [self.scale.seed(one, phase.loss_dtype, weight) for one in losses]
-        with self.ranks.micro_step(last=phase.complete), self.assembly.rules_context():
-            torch.autograd.backward(losses, seeds, retain_graph=retain_graph)
+        try:
+            with self.ranks.micro_step(last=phase.complete), self.assembly.rules_context():
+                torch.autograd.backward(losses, seeds, retain_graph=retain_graph)
+        except BaseException as error:
+            self._discard_()
+            error.add_note(
+                "the engine discarded the window's gradients, some of which were half made; repeat the window"
+            )
+            raise
         self.phase = phase
 
     def step(self) -> StepReport:
@@ -157,10 +180,17 @@ class AmpEngine:
             AmpStateError: no ``backward()`` since the last step; more skips in a row than ``skip_limit``; a non-finite
                 gradient under ``nonfinite="raise"``. Parameters, masters, moments and buffers keep their bits.
         """
+        with self.ranks.around("step()"):
+            return self._step()
+
+    def _step(self) -> StepReport:
+        if self.ranks.opens_windows:
+            self._end_micro_step_()
         self.phase.require_backward()
         self.settle()
         if not self.phase.complete:
             return self._idle(f"accumulating: the boundary is not reached after micro-step {self.phase.micro_steps}")
+        self.assembly.admitted.check()
         self._follow_foreign_changes()
         divisor = self.divisor
         gradients = stored_gradients(self.assembly, divisor)
@@ -191,10 +221,16 @@ class AmpEngine:
 
     # ---- the parts of a step ----
 
+    def _end_micro_step_(self) -> None:
+        """A schedule ran backward: count it, and keep 16-bit gradients in fp32 until the boundary."""
+        self.phase = self.phase.after_backward(boundary=None, weight=1.0)
+        with self.ranks.micro_step(last=self.phase.complete):
+            if not self.phase.complete:
+                self.assembly.accumulate_()
+
     def _begun(self, gradients: list[Gradient], decision: Decision) -> Step:
         """Both futures of the loss scale, and the outcome itself where it can be known now."""
         good, bad = self.scale.futures
-        active = {one.part.optimizer for one in gradients}
         step = Step(
             gradients=gradients,
             decision=decision,
@@ -202,7 +238,7 @@ class AmpEngine:
             good=good,
             bad=bad,
             micro_steps=self.phase.micro_steps,
-            active=[place in active for place in range(len(self.optimizers))],
+            active=decision.active,
         )
         if isinstance(decision.found, list):
             step.found = decision.found
@@ -244,15 +280,23 @@ class AmpEngine:
 
     def _require_may_skip(self, step: Step, state: ScaleState) -> None:
         policy = self.scale.policy
-        state.require_may_skip(policy, step.cause)
+        try:
+            state.require_may_skip(policy, step.cause)
+        except AmpStateError:
+            self._discard_()
+            raise
         if self.config.nonfinite == "raise" and (not policy.dynamic or state.scale <= policy.min_scale):
-            self.buffers.restore_()
-            self._clear_()
+            self._discard_()
             raise AmpStateError(
                 f"non-finite gradient: {step.cause} at loss scale {state.scale!r}, which no smaller one could help; "
                 "nothing was updated; look for infinities or NaNs in the data and the forward pass, or use "
                 "nonfinite='skip'"
             )
+
+    def _discard_(self) -> None:
+        """Forget the window as if it had never opened."""
+        self.buffers.restore_()
+        self._clear_()
 
     def _clear_(self) -> None:
         self.assembly.clear_gradients_()

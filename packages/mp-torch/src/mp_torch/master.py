@@ -6,15 +6,17 @@ also knows where its gradient is, in the parameter's own dtype or accumulated in
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from mp_torch.ranks import local, place_of
 from mp_torch.stochastic import random_bits16
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
 
@@ -67,16 +69,32 @@ class Weight:
         self.name = name
         self.parameter = parameter
         self.accumulated: Tensor | None = None
-        self._version = _version(parameter)
+        self._version = _version(self.held)
 
     @property
     def trained(self) -> Tensor:
         """What the optimizer's parameter group holds."""
         return self.parameter
 
+    @property
+    def held(self) -> Tensor:
+        """The parameter's part on this rank: all of it, unless it is sharded."""
+        return local(self.parameter.detach())
+
+    def relayout_(self, parameter: nn.Parameter, cut: Callable[[Tensor], Tensor]) -> None:
+        """Go over to another tensor of the same values, laid out over the ranks.
+
+        Args:
+            parameter: the model's new tensor.
+            cut: gives this rank's part of a tensor of the whole parameter's shape.
+        """
+        del cut  # nothing is carried beside the parameter
+        self.parameter = parameter
+        self.touch()
+
     def load(self) -> Tensor:
         """The fp32 values that the update works on; may be changed in place."""
-        return self.parameter.detach()
+        return self.held
 
     def store_(self, value: Tensor, how: WriteBack) -> None:
         """Write the parameter from updated fp32 values.
@@ -90,7 +108,7 @@ class Weight:
 
     def touch(self) -> None:
         """Take the parameter's present bits as the engine's own."""
-        self._version = _version(self.parameter)
+        self._version = _version(self.held)
 
     def reconcile_(self) -> bool:
         """Follow a change that somebody else made to the parameter.
@@ -102,7 +120,7 @@ class Weight:
 
     def accumulate_(self) -> None:
         """Move a 16-bit gradient into the fp32 sum of the window."""
-        gradient = self.parameter.grad
+        gradient = self._stored()
         if gradient is None or gradient.dtype == torch.float32 or gradient.is_sparse:
             return
         if self.accumulated is None:
@@ -116,7 +134,10 @@ class Weight:
         if self.accumulated is not None:
             self.accumulate_()
             return self.accumulated
-        return self.parameter.grad
+        return self._stored()
+
+    def _stored(self) -> Tensor | None:
+        return None if self.parameter.grad is None else local(self.parameter.grad)
 
     def clear_gradient(self) -> None:
         """Forget the window's gradient."""
@@ -138,12 +159,12 @@ class BareWeight(Weight):
 
     def load(self) -> Tensor:
         """The parameter, widened."""
-        return self.parameter.detach().float()
+        return self.held.float()
 
     def store_(self, value: Tensor, how: WriteBack) -> None:
         """Round to nearest, ties to even."""
         del how
-        self.parameter.detach().copy_(value)
+        self.held.copy_(value)
         self.touch()
 
 
@@ -158,9 +179,21 @@ class StochasticWeight(BareWeight):
 
     def store_(self, value: Tensor, how: WriteBack) -> None:
         """Add 16 random bits below the kept ones and cut; a value that bf16 holds stays."""
-        bits = random_bits16(self.seed, how.update_index, how.key, count=value.numel(), device=value.device)
-        self.parameter.detach().copy_(_cut(value, bits.reshape(value.shape)))
+        self.held.copy_(_cut(value, self._bits(value, how)))
         self.touch()
+
+    def _bits(self, value: Tensor, how: WriteBack) -> Tensor:
+        """Random bits by the elements' places in the whole parameter, so that every layout draws the same."""
+        offset, whole = place_of(self.parameter)
+
+        def drawn(start: int, count: int) -> Tensor:
+            return random_bits16(self.seed, how.update_index, how.key, start=start, count=count, device=value.device)
+
+        if value.shape[1:] == whole[1:]:  # rows of the whole follow each other
+            start = offset[0] * math.prod(whole[1:]) if offset else 0
+            return drawn(start, value.numel()).reshape(value.shape)
+        part = tuple(slice(first, first + size) for first, size in zip(offset, value.shape, strict=True))
+        return drawn(0, math.prod(whole)).reshape(whole)[part]
 
 
 class CompensatedWeight(BareWeight):
@@ -170,26 +203,31 @@ class CompensatedWeight(BareWeight):
 
     def __init__(self, name: str, parameter: nn.Parameter, original: Tensor) -> None:
         super().__init__(name, parameter, original)
-        self.compensation = (original - parameter.detach().float()).to(parameter.dtype)
+        self.compensation = (local(original) - self.held.float()).to(parameter.dtype)
+
+    def relayout_(self, parameter: nn.Parameter, cut: Callable[[Tensor], Tensor]) -> None:
+        """Cut what is carried as well."""
+        super().relayout_(parameter, cut)
+        self.compensation = cut(self.compensation).clone()
 
     def load(self) -> Tensor:
         """Parameter plus compensation."""
-        return self.parameter.detach().float() + self.compensation.float()
+        return self.held.float() + self.compensation.float()
 
     def store_(self, value: Tensor, how: WriteBack) -> None:
         """Round to nearest, and keep the rest, rounded to nearest in turn."""
         rounded = value.to(self.parameter.dtype)
         rest = (value - rounded.float()).to(self.parameter.dtype)
         if how.skipped is not None:
-            rounded = torch.where(how.skipped, self.parameter.detach(), rounded)
+            rounded = torch.where(how.skipped, self.held, rounded)
             rest = torch.where(how.skipped, self.compensation, rest)
-        self.parameter.detach().copy_(rounded)
+        self.held.copy_(rounded)
         self.compensation.copy_(rest)
         self.touch()
 
     def reconcile_(self) -> bool:
         """Compensation belongs to weights that are no more; start afresh."""
-        if _version(self.parameter) == self._version:
+        if _version(self.held) == self._version:
             return False
         self.compensation.zero_()
         self.touch()
@@ -210,12 +248,18 @@ class MasterWeight(Weight):
 
     def __init__(self, name: str, parameter: nn.Parameter, original: Tensor) -> None:
         super().__init__(name, parameter, original)
-        self.master = torch.nn.Parameter(original.detach().clone().float(), requires_grad=parameter.requires_grad)
+        values = local(original.detach()).clone().float()
+        self.master = torch.nn.Parameter(values, requires_grad=parameter.requires_grad)
 
     @property
     def trained(self) -> Tensor:
         """The master."""
         return self.master
+
+    def relayout_(self, parameter: nn.Parameter, cut: Callable[[Tensor], Tensor]) -> None:
+        """Cut what is carried as well."""
+        super().relayout_(parameter, cut)
+        self.master = torch.nn.Parameter(cut(self.master.detach()).clone(), requires_grad=parameter.requires_grad)
 
     def load(self) -> Tensor:
         """The master."""
@@ -224,14 +268,14 @@ class MasterWeight(Weight):
     def store_(self, value: Tensor, how: WriteBack) -> None:
         """Round the master to nearest, ties to even; a master that did not change gives the same bits again."""
         del how
-        self.parameter.detach().copy_(value)
+        self.held.copy_(value)
         self.touch()
 
     def reconcile_(self) -> bool:
         """Where the parameter is no longer the rounded master, take the parameter as the new master."""
-        if _version(self.parameter) == self._version:
+        if _version(self.held) == self._version:
             return False
-        present = self.parameter.detach()
+        present = self.held
         same = present == self.master.detach().to(present.dtype)
         changed = not bool(same.all())
         if changed:
@@ -254,25 +298,30 @@ class RemainderWeight(Weight):
 
     def __init__(self, name: str, parameter: nn.Parameter, original: Tensor) -> None:
         super().__init__(name, parameter, original)
-        high, self.remainder = split(original.detach().float())
-        parameter.detach().copy_(high)
+        high, self.remainder = split(local(original.detach()).float())
+        self.held.copy_(high)
         self.touch()
+
+    def relayout_(self, parameter: nn.Parameter, cut: Callable[[Tensor], Tensor]) -> None:
+        """Cut what is carried as well."""
+        super().relayout_(parameter, cut)
+        self.remainder = cut(self.remainder).clone()
 
     def load(self) -> Tensor:
         """Parameter and remainder, joined."""
-        return join(self.parameter.detach(), self.remainder)
+        return join(self.held, self.remainder)
 
     def store_(self, value: Tensor, how: WriteBack) -> None:
         """Split; a value that did not change gives the same bits again."""
         del how
         high, low = split(value)
-        self.parameter.detach().copy_(high)
+        self.held.copy_(high)
         self.remainder.copy_(low)
         self.touch()
 
     def reconcile_(self) -> bool:
         """The remainder belongs to weights that are no more; start afresh."""
-        if _version(self.parameter) == self._version:
+        if _version(self.held) == self._version:
             return False
         self.remainder.zero_()
         self.touch()

@@ -8,8 +8,10 @@ use each weight once.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 import types
+from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,10 +22,11 @@ from mp_torch.errors import AmpConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
-__all__ = ["SAFE_MODULES", "SAFE_OPS", "OpRules", "functions_named", "matching", "run_in_region_"]
+__all__ = ["SAFE_MODULES", "SAFE_OPS", "OpRules", "Region", "functions_named", "matching", "run_in_region_"]
 
 SAFE_OPS = (
     "softmax", "softmin", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm", "instance_norm",
@@ -163,12 +166,41 @@ def matching(model: nn.Module, patterns: Iterable[str]) -> dict[str, str]:
     return found
 
 
+class Region(ContextDecorator):
+    """A context that is opened when it is entered: again and again, nested, or around a function.
+
+    Args:
+        open_: makes a fresh context.
+
+    >>> region = Region(lambda: torch.autocast("cpu", torch.bfloat16))
+    >>> torch.is_autocast_enabled("cpu")
+    False
+    >>> with region, region:
+    ...     torch.is_autocast_enabled("cpu")
+    True
+    """
+
+    def __init__(self, open_: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._open = open_
+        self._entered: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> None:
+        """Open a fresh one."""
+        fresh = self._open()
+        fresh.__enter__()
+        self._entered.append(fresh)
+
+    def __exit__(self, *problem: Any) -> bool | None:
+        """Close the innermost one."""
+        return self._entered.pop().__exit__(*problem)
+
+
 def run_in_region_(module: nn.Module, device_type: str, dtype: torch.dtype) -> None:
     """Make a module compute in one dtype, whatever surrounds it.
 
     Args:
-        module: its ``forward`` gets its floating inputs cast, and runs with autocast off. Survives ``copy.deepcopy``
-            and tracing by ``torch.compile``.
+        module: its ``forward`` gets its floating inputs cast, and runs with autocast off. Survives ``copy.deepcopy``,
+            pickling and tracing by ``torch.compile``.
         device_type: whose autocast is switched off.
         dtype: fp32, or the lower one.
 
@@ -180,9 +212,9 @@ def run_in_region_(module: nn.Module, device_type: str, dtype: torch.dtype) -> N
     """
     module.mp_region = (device_type, dtype)  # type: ignore[assignment]
     if "forward" not in module.__dict__:
-        module.forward = types.MethodType(_region_forward, module)
+        module.forward = functools.partial(_region_forward, module)  # a bound method would not be found when unpickled
 
 
-def _region_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    device_type, dtype = self.mp_region
-    return _run(types.MethodType(type(self).forward, self), args, kwargs, device_type, dtype)
+def _region_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    device_type, dtype = module.mp_region
+    return _run(types.MethodType(type(module).forward, module), args, kwargs, device_type, dtype)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mp_torch.drift import step_hooks
 from mp_torch.errors import AmpConfigError
+from mp_torch.ranks import like
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -231,19 +233,27 @@ class ExactUpdater(Updater):
 class OwnUpdater(Updater):
     """The optimizer's own ``step()``, whatever it computes, on unscaled and clipped gradients."""
 
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self._handed: list[Tensor] = []
+
     def update_(
         self, group: dict[str, Any], entries: list[Entry], scale: Tensor | None, skipped: Tensor | None
     ) -> None:
         """Hand the gradients over; ``conclude_`` steps once for all groups."""
         del group, scale, skipped
         for one in entries:
-            one.trained.grad = one.gradient
+            one.trained.grad = like(one.trained, one.gradient)
+            self._handed.append(one.trained)
 
     def conclude_(self, applied: bool) -> None:
         """Step."""
         super().conclude_(applied)
         if applied:
             self.optimizer.step()
+        for one in self._handed:
+            one.grad = None  # a master keeps its own, which the next window must not find
+        self._handed.clear()
 
 
 def updater_for(optimizer: torch.optim.Optimizer, update: str, *, fused: bool, dense: bool) -> Updater:
@@ -281,6 +291,8 @@ def _obstacle(optimizer: torch.optim.Optimizer, dense: bool) -> str | None:
         return "only torch.optim.SGD, Adam and AdamW have this form"
     if not dense:
         return "a module with sparse=True gives it sparse gradients"
+    if step_hooks(optimizer):
+        return "its step hooks are called by its own step"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "differentiable=True needs the optimizer's own step"
     return None

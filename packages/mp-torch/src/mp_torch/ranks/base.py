@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import torch
@@ -21,6 +21,9 @@ class Ranks(Protocol):
     decided from it is decided once.
     """
 
+    opens_windows: bool
+    """Whether ``step()`` ends a micro-step whose backward somebody else ran."""
+
     @property
     def count(self) -> int:
         """How many ranks there are."""
@@ -30,6 +33,13 @@ class Ranks(Protocol):
 
         Args:
             last: gradients are exchanged in this one; in the others they stay on their rank.
+        """
+
+    def around(self, action: str) -> AbstractContextManager[None]:
+        """Around a part of the training loop: a rank that raises there tells the others, who raise as well.
+
+        Args:
+            action: what is done, for the message.
         """
 
     def tensor_sums(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -45,6 +55,33 @@ class Ranks(Protocol):
 
     def tensor_maxima(self, maxima: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """As ``tensor_sums``, for the largest magnitude."""
+
+    def first_nonfinite(
+        self, finite: torch.Tensor, sums: torch.Tensor, parameters: Sequence[torch.Tensor]
+    ) -> Callable[[], tuple[str | None, str | None]] | None:
+        """Where ranks know different parameters: agree on the first that is not finite.
+
+        Args:
+            finite: one for each parameter.
+            sums: their sums, NaN or infinite where not finite.
+            parameters: this rank's.
+
+        Returns:
+            Reads its name and "NaN" or "Inf" from the device; ``None`` where every rank can tell by itself.
+        """
+
+    def broadcast_(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Give every rank the first one's values."""
+
+    def require_same(self, what: Mapping[str, object]) -> None:
+        """Refuse to train with ranks that were told different things.
+
+        Args:
+            what: the settings.
+
+        Raises:
+            AmpConfigError: on every rank.
+        """
 
     def totals(self, totals: torch.Tensor) -> torch.Tensor:
         """Add totals over ranks that hold different tensors (pipeline stages).

@@ -47,6 +47,7 @@ class Alarm:
         Raises:
             AmpStateError: another rank failed; its own words are in the message.
         """
+        self.agreed = False
         try:
             yield
         except Exception as error:

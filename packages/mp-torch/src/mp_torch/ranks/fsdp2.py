@@ -80,11 +80,14 @@ class ShardedRanks(GroupRanks):
     Args:
         model: sharded already, by ``shard_`` or by the user.
         parameters: the parameters that are trained, by name.
-        group: the ranks that decide together.
+        group: the ranks that decide together; all ranks unless given.
+        stage: of the pipeline.
     """
 
-    def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor], group: ProcessGroup | None = None) -> None:
-        super().__init__(parameters, group)
+    def __init__(
+        self, model: nn.Module, parameters: Mapping[str, Tensor], group: ProcessGroup | None = None, stage: int = 0
+    ) -> None:
+        super().__init__(parameters, group, stage)
         self._sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self._plain = [one for one in parameters.values() if not isinstance(one, DTensor)]
         self._laid_out = [one for one in parameters.values() if isinstance(one, DTensor)]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 
+from mp_torch.errors import AmpConfigError
 from mp_torch.ranks.failure import Alarm
 from mp_torch.ranks.layout import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
@@ -39,6 +41,9 @@ class GroupRanks:
         self.layout = Layout(parameters, self.group, stage)
         self.alarm = Alarm(distributed.get_rank())
 
+    opens_windows = False
+    """``backward()`` is the engine's."""
+
     @property
     def count(self) -> int:
         """How many ranks there are."""
@@ -47,9 +52,12 @@ class GroupRanks:
     @contextmanager
     def micro_step(self, *, last: bool) -> Iterator[None]:  # noqa: ARG002  # nothing is exchanged here
         """Gradients stay as backward made them."""
-        self.alarm.agreed = False
         with self.alarm.around("backward()"):
             yield
+
+    def around(self, action: str) -> AbstractContextManager[None]:
+        """Watched over by the alarm."""
+        return self.alarm.around(action)
 
     def tensor_sums(self, sums: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Add what the ranks hold of each logical tensor; a part that several hold counts once. One collective."""
@@ -60,6 +68,37 @@ class GroupRanks:
         unknown = self._over_all(maxima.isnan().float(), parameters, MAX)
         peak = self._over_all(torch.where(maxima.isnan(), 0.0, maxima), parameters, MAX)
         return torch.where(unknown != 0, torch.nan, peak)
+
+    def first_nonfinite(
+        self, finite: Tensor, sums: Tensor, parameters: Sequence[Tensor]
+    ) -> Callable[[], tuple[str | None, str | None]] | None:
+        """Every rank can tell from what it knows."""
+        del finite, sums, parameters
+        return None
+
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        """Give every rank the first one's values. Collective."""
+        for one in tensors:
+            distributed.broadcast(one.view(torch.uint8) if one.dim() else one, group=self.group, group_src=0)
+
+    def require_same(self, what: Mapping[str, Any]) -> None:
+        """Refuse to train with ranks that were told different things. Collective.
+
+        Args:
+            what: the settings.
+
+        Raises:
+            AmpConfigError: on every rank, with the first difference.
+        """
+        everybody: list[Mapping[str, Any]] = [{} for _ in range(self.count)]
+        distributed.all_gather_object(everybody, dict(what), group=self.group)
+        for rank, other in enumerate(everybody):
+            for key, value in everybody[0].items():
+                if other.get(key) != value:
+                    raise AmpConfigError(
+                        f"{key}={value!r} on rank 0 and {key}={other.get(key)!r} on rank {rank}: ranks that decide "
+                        "together need the same settings; build every engine from one config"
+                    )
 
     def totals(self, totals: Tensor) -> Tensor:
         """Add the stages' totals; where there is one stage they are complete."""
@@ -84,6 +123,7 @@ class GroupRanks:
         return bool(self._reduced(flag, MAX).item())
 
     def _over_all(self, values: Tensor, parameters: Sequence[Tensor], op: distributed.ReduceOp.RedOpType) -> Tensor:
+        values = values.to(self.layout.device)  # where there is no gradient they are made anywhere
         whole = self._reduced(self.layout.spread(values, parameters), op)
         return whole[self.layout.places(parameters)]
 

@@ -10,13 +10,15 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from mp_torch.ranks.local import local
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-__all__ = ["Layout", "Piece", "like", "local", "piece_of"]
+__all__ = ["Layout", "Piece", "piece_of", "spread_like"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +54,16 @@ def piece_of(name: str, parameter: Tensor, stage: int = 0) -> Piece:
     return Piece(stage, name, tuple(offset), tuple(shape), whole)
 
 
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds; a plain tensor is its own."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def like(parameter: Tensor, part: Tensor) -> Tensor:
-    """A tensor that is laid out over the ranks as the parameter is, from this rank's part of it.
-
-    Args:
-        parameter: plain or DTensor.
-        part: of the shape of ``local(parameter)``.
-    """
-    if not isinstance(parameter, DTensor):
-        return part
+def spread_like(parameter: DTensor, part: Tensor) -> DTensor:
+    """A DTensor of the parameter's layout from this rank's part of it."""
     return DTensor.from_local(
-        part, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
+        part,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
         stride=parameter.stride(),
-    )  # fmt: skip
+    )
 
 
 class Layout:
@@ -95,6 +89,8 @@ class Layout:
         logical = {(piece.stage, name): 0 for pieces in everybody for name, piece in pieces.items()}
         place = {key: index for index, key in enumerate(sorted(logical, key=lambda key: key[0]))}  # stable: model order
         self.count = len(place)
+        names = [name for _, name in place]
+        self.names = [name if names.count(name) == 1 else f"{name} of stage {stage}" for stage, name in place]
         self.stages = len({stage for stage, _ in place})
         self.pieces = {id(parameters[name]): piece for name, piece in mine.items()}
         self.device = next((local(parameter).device for parameter in parameters.values()), torch.device("cpu"))

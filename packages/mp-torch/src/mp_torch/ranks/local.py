@@ -6,11 +6,50 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
-__all__ = ["LocalRanks"]
+__all__ = ["LocalRanks", "like", "local", "place_of"]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that this rank holds; a plain tensor is its own.
+
+    >>> import torch
+    >>> local(torch.ones(2))
+    tensor([1., 1.])
+    """
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # only sharded tensors know the word
+
+
+def place_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where this rank's part of a tensor begins, and the whole's shape.
+
+    >>> import torch
+    >>> place_of(torch.ones(2, 3))
+    ((0, 0), (2, 3))
+    """
+    if not hasattr(tensor, "to_local"):
+        return (0,) * tensor.dim(), tuple(tensor.shape)
+    from mp_torch.ranks.layout import piece_of  # DTensor is slow to import, and was imported if this is one
+
+    piece = piece_of("", tensor)
+    return piece.offset, piece.whole
+
+
+def like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """A tensor that is laid out over the ranks as the parameter is, from this rank's part of it.
+
+    >>> import torch
+    >>> like(torch.ones(2), torch.zeros(2))
+    tensor([0., 0.])
+    """
+    if not hasattr(parameter, "to_local"):
+        return part
+    from mp_torch.ranks.layout import spread_like
+
+    return spread_like(parameter, part)  # type: ignore[arg-type]  # it has to_local
 
 
 class LocalRanks:
@@ -19,6 +58,9 @@ class LocalRanks:
     >>> LocalRanks().count
     1
     """
+
+    opens_windows = False
+    """``backward()`` is the engine's."""
 
     @property
     def count(self) -> int:
@@ -29,6 +71,10 @@ class LocalRanks:
         """Nothing to hold back."""
         return nullcontext()
 
+    def around(self, action: str) -> AbstractContextManager[None]:  # noqa: ARG002  # nobody to warn
+        """Nobody waits for this one."""
+        return nullcontext()
+
     def tensor_sums(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:  # noqa: ARG002
         """The sums themselves."""
         return sums
@@ -36,6 +82,19 @@ class LocalRanks:
     def tensor_maxima(self, maxima: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:  # noqa: ARG002
         """The maxima themselves."""
         return maxima
+
+    def first_nonfinite(
+        self, finite: torch.Tensor, sums: torch.Tensor, parameters: Sequence[torch.Tensor]
+    ) -> Callable[[], tuple[str | None, str | None]] | None:
+        """This process can tell from what it knows."""
+        del finite, sums, parameters
+        return None
+
+    def broadcast_(self, tensors: Sequence[torch.Tensor]) -> None:
+        """They are the first one's."""
+
+    def require_same(self, what: Mapping[str, object]) -> None:
+        """Nobody could differ."""
 
     def totals(self, totals: torch.Tensor) -> torch.Tensor:
         """The totals themselves."""

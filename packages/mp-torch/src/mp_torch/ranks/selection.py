@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
+from mp_torch.errors import AmpStateError
 from mp_torch.ranks.local import LocalRanks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
+    import torch
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
     from mp_torch.ranks.base import Ranks
+    from mp_torch.ranks.pipeline import PipelineRanks
 
-__all__ = ["ranks_of"]
+__all__ = ["Sharding", "pipelined", "ranks_of", "replicated", "sharded_", "unwrapped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How a model is sharded.
+
+    Args:
+        lower: dtype in which modules travel that autocast casts anyway; ``None``: all travel as stored.
+        kept: modules that compute in fp32 by the engine's rules.
+        blocks: modules gathered as one; ``None`` finds the model's layers.
+        reduce_dtype: dtype in which gradients travel, a key of ``mp_torch.ranks.average.WIRE``.
+        divide: where their sum is divided.
+        offload: keep shards in host memory.
+    """
+
+    lower: torch.dtype | None
+    kept: Collection[str]
+    blocks: Collection[str] | None
+    reduce_dtype: str
+    divide: str
+    offload: bool
 
 
 def ranks_of(model: nn.Module, parameters: Mapping[str, Tensor], *, reduce_dtype: str, divide: str) -> Ranks:
@@ -38,7 +66,6 @@ def ranks_of(model: nn.Module, parameters: Mapping[str, Tensor], *, reduce_dtype
     if not (distributed.is_available() and distributed.is_initialized()):
         return LocalRanks()
     from torch.distributed.tensor import DTensor  # slow to import, and only ever needed here
-    from torch.nn.parallel import DistributedDataParallel
 
     from mp_torch.ranks.ddp import DataParallelRanks
     from mp_torch.ranks.fsdp2 import ShardedRanks, group_of
@@ -48,3 +75,64 @@ def ranks_of(model: nn.Module, parameters: Mapping[str, Tensor], *, reduce_dtype
     if any(isinstance(one, DTensor) for one in parameters.values()):
         return ShardedRanks(model, parameters, group_of(list(parameters.values())))
     return LocalRanks()
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model that ``DistributedDataParallel`` wraps, whose names a checkpoint of any layout has.
+
+    >>> from torch import nn
+    >>> unwrapped(nn.Linear(1, 1))
+    Linear(in_features=1, out_features=1, bias=True)
+    """
+    if isinstance(model, DistributedDataParallel):
+        inner: nn.Module = model.module
+        return inner
+    return model
+
+
+def replicated(model: nn.Module, group: ProcessGroup | None, **options: Any) -> DistributedDataParallel:
+    """The model in ``DistributedDataParallel``, which is to be called in its place."""
+    _require_running("replicate()")
+    return DistributedDataParallel(model, process_group=group, **options)
+
+
+def sharded_(model: nn.Module, mesh: DeviceMesh | None, how: Sharding) -> None:
+    """Shard a model in place by FSDP2.
+
+    Args:
+        model: whole, the same on every rank.
+        mesh: ``None`` shards over all ranks.
+        how: what travels how.
+    """
+    _require_running("shard()")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from mp_torch.ranks.average import WIRE
+    from mp_torch.ranks.fsdp2 import shard_
+    from mp_torch.ranks.sharding import default_blocks, plan
+
+    if mesh is None:
+        device = next(model.parameters()).device.type
+        mesh = init_device_mesh(device, (distributed.get_world_size(),))
+    blocks = default_blocks(model) if how.blocks is None else how.blocks
+    units = plan(model, lower=how.lower, kept=how.kept, blocks=blocks)
+    shard_(model, mesh, units, reduce_dtype=WIRE[how.reduce_dtype], divide=how.divide, offload=how.offload)
+
+
+def pipelined(
+    model: nn.Module, parameters: Mapping[str, Tensor], group: ProcessGroup | None, stage: int | None
+) -> PipelineRanks:
+    """The ranks of a pipeline, of which this one is ``stage``: its rank in the group unless given."""
+    _require_running("scale_fn()")
+    from mp_torch.ranks.pipeline import PipelineRanks
+
+    place = distributed.get_rank(group) if stage is None else stage
+    return PipelineRanks(model, parameters, group, place)
+
+
+def _require_running(asked: str) -> None:
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise AmpStateError(
+            f"{asked} needs torch.distributed to run; start the program with torchrun and call "
+            "torch.distributed.init_process_group() first"
+        )

@@ -1,0 +1,106 @@
+"""What was admitted must stay so: parameters, their dtypes, the optimizers' groups and hyperparameters."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from mp_torch.errors import AmpStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch import nn
+
+    from mp_torch.assembly import Part
+
+__all__ = ["Admitted", "step_hooks"]
+
+_NUMBERS = ("lr", "weight_decay", "momentum", "dampening", "eps")
+
+
+class Admitted:
+    """Model and optimizers as the engine was built on them.
+
+    Args:
+        model: whose parameters train.
+        optimizers: with the engine's own parameters in their groups.
+        parts: every trained parameter.
+
+    >>> import torch
+    >>> Admitted(torch.nn.Linear(1, 1), [], []).check()
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], parts: Sequence[Part]) -> None:
+        self._model = model
+        self._optimizers = optimizers
+        self._parts = parts
+        self._trained = [id(part.weight.trained) for part in parts]
+        self._dtypes = [part.weight.parameter.dtype for part in parts]
+        self._hooked = [step_hooks(one) for one in optimizers]
+        self._found_unused: set[int] = set()
+
+    def check(self) -> None:
+        """Compare with what is there now; costs no host sync.
+
+        Raises:
+            AmpStateError: a parameter group was added or changed, a parameter was cast or replaced by another, a
+                hyperparameter is not finite. Nothing was changed.
+        """
+        self._check_groups()
+        for part, dtype in zip(self._parts, self._dtypes, strict=True):
+            weight = part.weight
+            if weight.parameter.dtype != dtype:
+                raise AmpStateError(
+                    f"parameter {weight.name!r} was {dtype} when the engine was built and is {weight.parameter.dtype} "
+                    "now; leave casts to the engine's precision, or build the engine after them"
+                )
+            if weight.parameter.grad is None and weight.parameter.requires_grad and part.key not in self._found_unused:
+                self._check_unused(part)
+
+    def _check_groups(self) -> None:
+        held = [
+            id(one) for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]
+        ]
+        if held != self._trained:
+            raise AmpStateError(
+                f"the optimizers' parameter groups hold {len(held)} parameters that are not the {len(self._trained)} "
+                "which the engine was built on; add parameter groups before building it, or build a new engine"
+            )
+        for place, (optimizer, hooked) in enumerate(zip(self._optimizers, self._hooked, strict=True)):
+            if step_hooks(optimizer) != hooked:
+                raise AmpStateError(
+                    f"{type(optimizer).__name__} {place} got step hooks after the engine was built, which would never "
+                    "be called; register them before building it"
+                )
+            for at, group in enumerate(optimizer.param_groups):
+                for name in _NUMBERS:
+                    if not _is_usable(group.get(name)):
+                        raise AmpStateError(
+                            f"{name}={group[name]!r} in parameter group {at} of {type(optimizer).__name__} {place} is "
+                            "not finite and would be written into every parameter; look at the scheduler that set it"
+                        )
+
+    def _check_unused(self, part: Part) -> None:
+        """A parameter without a gradient: is it still the model's?"""
+        if all(one is not part.weight.parameter for one in self._model.parameters()):
+            raise AmpStateError(
+                f"the model's parameter {part.weight.name!r} was replaced by another after the engine was built, which "
+                "would never train; change parameters in place, or build the engine afterwards"
+            )
+        self._found_unused.add(part.key)
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> int:
+    """How many hooks wait for the optimizer's own step.
+
+    >>> import torch
+    >>> step_hooks(torch.optim.SGD([torch.zeros(1)]))
+    0
+    """
+    return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)  # noqa: SLF001
+
+
+def _is_usable(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
