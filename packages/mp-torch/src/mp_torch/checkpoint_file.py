@@ -14,8 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from mp_torch.checkpoint import check_keys, check_tensor, checked_state, engine_state, restore_
+from mp_torch.checkpoint import checked_state, engine_state, restore_
 from mp_torch.errors import CheckpointError
+from mp_torch.state_checks import check_keys, check_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,6 +7,7 @@ means the same whoever made the update.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ class Entry:
     gradient: Tensor
 
 
-class Updater:
+class Updater(ABC):
     """Applies one optimizer's rule to fp32 values.
 
     Args:
@@ -80,6 +81,7 @@ class Updater:
         found: Tensor = state["step"]
         return found
 
+    @abstractmethod
     def update_(
         self, group: dict[str, Any], entries: list[Entry], scale: Tensor | None, skipped: Tensor | None
     ) -> None:
@@ -91,7 +93,6 @@ class Updater:
             scale: fp32 scalar that the fused kernels divide gradients by; ``None`` for the others, or for 1.
             skipped: on an accelerator, fp32 scalar, 1.0 where nothing may change; ``None`` where something may.
         """
-        raise NotImplementedError
 
     def conclude_(self, applied: bool) -> None:
         """Learn, after all groups, whether the update happened; on an accelerator that is known later."""

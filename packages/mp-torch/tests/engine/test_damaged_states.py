@@ -75,6 +75,15 @@ def in_a_window(precision):
     return engine
 
 
+def refuses(engine, state):
+    """Whether a state is refused with a typed error; any other error is the test's own failure."""
+    try:
+        engine.load_state_dict(state)
+    except CheckpointError:
+        return True
+    return False
+
+
 def is_legal(path, damage, value):
     """Changes that make another legal state: other settings, absent optional parts."""
     return (
@@ -83,7 +92,7 @@ def is_legal(path, damage, value):
         or path[:1] == ("schedulers",)  # only the scheduler knows its values
         or path[-1] in ("foreach", "fused", "loss_dtype")
         or (damage == "dropped" and path[0] in ("gradients", "accumulated", "optimizers") and len(path) in (2, 4))
-        or (path == ("buffers",) and damage == "nothing")
+        or (path == ("buffers",) and damage in ("nothing", "not a number"))
         or (path[-1] == "hysteresis_tracker" and damage == "negative")
         or (value is None and damage in ("nothing", "not a number"))
     )
@@ -99,9 +108,7 @@ def test_every_damage_to_every_leaf_is_refused_and_changes_nothing(precision, da
         value = at(good, path)
         if is_legal(path, damage, value):
             continue
-        with pytest.raises(CheckpointError):
-            engine.load_state_dict(damaged(good, path, DAMAGES[damage]))
-            pytest.fail(f"{path} {damage} was accepted")
+        assert refuses(engine, damaged(good, path, DAMAGES[damage])), f"{path} {damage} was accepted"
         refused += 1
     assert printed(engine.state_dict()) == before
     assert refused >= 40

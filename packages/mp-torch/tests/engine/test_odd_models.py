@@ -134,9 +134,9 @@ def test_sparse_gradients_are_clipped_and_applied_as_dense_ones(precision):
 
 
 def test_a_sparse_gradient_whose_duplicates_add_up_to_infinity_is_skipped():
-    model = nn.Embedding(10, 4, sparse=True)
+    model, twice = nn.Embedding(10, 4, sparse=True), torch.tensor([1, 1])
     before = model.weight.detach().clone()
-    report = step(engine_on(model, "fp32", "sgd"), lambda: (model(torch.tensor([1, 1])) * 3e38).sum())
+    report = step(engine_on(model, "fp32", "sgd"), lambda: model(twice).mul(3e38).sum())
     assert report.skipped
     assert torch.equal(model.weight, before)
 
@@ -150,11 +150,8 @@ def test_each_parameter_group_keeps_its_own_hyperparameters():
         slow = {"params": net[1].parameters(), "lr": 0.01, "momentum": 0.9, "weight_decay": 0.1}
         return torch.optim.SGD([{"params": net[0].parameters(), "lr": 0.1}, slow], lr=1.0)
 
-    engine, plain, x = (
-        AmpEngine(model, optimizer_of(model), precision="fp32", max_grad_norm=None),
-        optimizer_of(twin),
-        torch.randn(5, 3),
-    )
+    engine = AmpEngine(model, optimizer_of(model), precision="fp32", max_grad_norm=None)
+    plain, x = optimizer_of(twin), torch.randn(5, 3)
     for _ in range(4):
         step(engine, lambda: model(x).square().sum())
         plain.zero_grad()
@@ -215,9 +212,7 @@ def test_a_parameter_group_added_later_is_refused_instead_of_never_trained(preci
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     engine = AmpEngine(model, optimizer, precision=precision)
     optimizer.add_param_group({"params": model[1].parameters()})
-    with pytest.raises(
-        AmpStateError, match=r"groups hold 4 parameters that are not the 2 which the engine was built on"
-    ):
+    with pytest.raises(AmpStateError, match=r"groups hold 4 parameters that are not the 2 which the engine"):
         step(engine, lambda: model(torch.ones(1, 3)).float().sum())
 
 
@@ -225,9 +220,7 @@ def test_a_model_cast_later_is_refused_by_the_parameters_name():
     model = nn.Linear(3, 3)
     engine = engine_on(model, "fp16-mixed")
     model.half()
-    with pytest.raises(
-        AmpStateError, match=r"parameter 'weight' was torch.float32 when the engine .* is torch.float16 now"
-    ):
+    with pytest.raises(AmpStateError, match=r"'weight' was torch.float32 when the engine .* is torch.float16 now"):
         step(engine, lambda: model(torch.ones(1, 3).half()).float().sum())
 
 
