@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
 import pytest
 
 from mp_conformance.claims import Claim, Run, registered
 from mp_conformance.implementations import Subject, subjects_for
 from mp_conformance.runner import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 QUESTIONS = [
     pytest.param(claim, subject, id=f"{subject.name}: {claim.sentence}")
@@ -17,8 +23,9 @@ QUESTIONS = [
 
 
 @pytest.mark.parametrize(("claim", "subject"), QUESTIONS)
-def test_claim(claim: Claim, subject: Subject, run: Run) -> None:
-    result = ask(claim, subject, run, limit=3000.0 if run.deep else 120.0)
+def test_claim(claim: Claim, subject: Subject, run: Run, record_property: Callable[[str, object], None]) -> None:
+    result = ask(claim, subject, run, limit=3000.0 if run.deep else 300.0)
+    record_property("conformance result", asdict(result))
     if result.status == "not offered":
         pytest.skip(result.message)
     if result.status == "gap":

@@ -37,6 +37,7 @@ class History:
         windows: one tuple a step; in it one tuple a micro-step; in it one fp32 gradient a parameter: that of the
             micro-step's unscaled loss.
         resume_after: counts of micro-steps after which everything is saved, rebuilt from nothing and loaded.
+        as_stored: the gradients are those of the scaled loss already, so that an unscaled one can be beyond fp32.
     """
 
     precision: str
@@ -47,6 +48,7 @@ class History:
     parameters: tuple[Array, ...]
     windows: tuple[tuple[tuple[Array, ...], ...], ...]
     resume_after: tuple[int, ...] = ()
+    as_stored: bool = False
 
     @property
     def accumulate(self) -> int:
@@ -107,6 +109,7 @@ def histories(
     finite: bool = False,
     optimizers: tuple[str, ...] = ("sgd", "adam", "adamw"),
     accumulates: tuple[int, ...] = (1, 1, 2, 3),
+    tiny_scale: bool = False,
 ) -> History:
     """Histories of up to ``longest`` steps on two or three small parameters.
 
@@ -118,6 +121,7 @@ def histories(
         finite: draw no infinities and NaNs.
         optimizers: which optimizers to draw from.
         accumulates: which window lengths to draw from.
+        tiny_scale: start at a loss scale far below 1, where unscaling overflows.
 
     Returns:
         A history whose loss scale moves within its few steps: the interval is 1 to 3, the factors are powers of two.
@@ -141,22 +145,23 @@ def histories(
         precision=precision,
         optimizer=optimizer,
         settings=draw(st.sampled_from(_SETTINGS[optimizer])),
-        loss_scale=draw(_policies()) if precision.startswith("fp16") else {},
+        loss_scale=draw(_policies(tiny_scale)) if precision.startswith("fp16") else {},
         max_grad_norm=draw(st.sampled_from((None, 1.0, 0.25, 1e4))),
         parameters=draw(_gradients(sizes, bad=False)),
         windows=tuple(windows),
+        as_stored=tiny_scale,
         resume_after=tuple(sorted(draw(st.sets(st.integers(1, total), min_size=1, max_size=3)))) if resume else (),
     )
 
 
 @st.composite
-def _policies(draw: st.DrawFn) -> dict[str, Any]:
+def _policies(draw: st.DrawFn, tiny: bool = False) -> dict[str, Any]:
     policy: dict[str, Any] = {
-        "init_scale": draw(st.sampled_from((1.0, 16.0, 65536.0, 2.0**100))),
+        "init_scale": 2.0**-20 if tiny else draw(st.sampled_from((1.0, 16.0, 65536.0, 2.0**100))),
         "growth_interval": draw(st.integers(1, 3)),
         "hysteresis": draw(st.sampled_from((1, 1, 2, 3))),
         "hysteresis_refill": draw(st.sampled_from(("on-growth", "on-good-step"))),
-        "min_scale": draw(st.sampled_from((1.0, 0.25))),
+        "min_scale": 2.0**-24 if tiny else draw(st.sampled_from((1.0, 0.25))),
         "max_scale": draw(st.sampled_from((2.0**127, 2.0**101))),
     }
     return policy

@@ -202,7 +202,7 @@ def run_history(history: History) -> list[StepTrace]:
     for window in history.windows:
         before = scale.value
         divisor = F32(Fraction(before) * len(window))
-        stored = _accumulate(window, before, fmt)
+        stored = _accumulate(window, 1.0 if history.as_stored else before, fmt)
         unscaled = [[(F32(g) / divisor).value for g in tensor] for tensor in stored]
         found_inf = not all(math.isfinite(g) for tensor in unscaled for g in tensor)
         norm = None

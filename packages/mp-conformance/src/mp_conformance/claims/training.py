@@ -193,6 +193,18 @@ CLAIMS: tuple[Claim, ...] = (
         _history(histories(accumulates=(2, 3, 4))),
     ),
     _claim(
+        "step.tiny-scale",
+        "with a loss scale below 1, what overflows by unscaling is found, because the unscaled gradient is checked",
+        "train",
+        _history(histories(precisions=("fp16-mixed",), tiny_scale=True)),
+    ),
+    _claim(
+        "resume.true-precision",
+        "saving and resuming with low-precision parameters keeps the fp32 masters, not their rounded copies",
+        "train",
+        _history(histories(precisions=("bf16-true", "fp16-true"), resume=True)),
+    ),
+    _claim(
         "resume.anywhere",
         "saving, rebuilding from nothing and loading after any micro-step changes no later bit",
         "train",

@@ -106,17 +106,17 @@ class _Emit(torch.autograd.Function):
     """A loss of zero whose gradient is given: what reaches the parameter is the loss's own gradient times it."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, parameter: torch.Tensor, gradient: torch.Tensor, as_stored: bool) -> torch.Tensor:
         """Zero, in fp32."""
         ctx.save_for_backward(gradient)
-        ctx.dtype = parameter.dtype
+        ctx.dtype, ctx.as_stored = parameter.dtype, as_stored
         return torch.zeros((), dtype=torch.float32, device=parameter.device)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        """The given gradient times the upstream one in fp32, rounded to the parameter's dtype."""
+        """The given gradient, times the upstream one in fp32 unless it is as stored, in the parameter's dtype."""
         (gradient,) = ctx.saved_tensors
-        return (upstream[0].float() * gradient).to(ctx.dtype), None
+        return (gradient if ctx.as_stored else upstream[0].float() * gradient).to(ctx.dtype), None, None
 
 
 class _Model(torch.nn.Module):
@@ -127,10 +127,10 @@ class _Model(torch.nn.Module):
         self.device = device
         self.values = torch.nn.ParameterList(torch.nn.Parameter(to_torch(p, device)) for p in parameters)
 
-    def forward(self, gradients: Sequence[Array]) -> torch.Tensor:
+    def forward(self, gradients: Sequence[Array], as_stored: bool = False) -> torch.Tensor:
         """A loss whose gradients are ``gradients``."""
         emit: Any = _Emit.apply
-        losses = [emit(p, to_torch(g, self.device)) for p, g in zip(self.values, gradients, strict=True)]
+        losses = [emit(p, to_torch(g, self.device), as_stored) for p, g in zip(self.values, gradients, strict=True)]
         total: torch.Tensor = torch.stack(losses).sum()
         return total
 
@@ -166,7 +166,7 @@ class _Training:
         for window in self.history.windows:
             for index, micro in enumerate(window):
                 with self.engine.autocast():
-                    loss = self.model(micro)
+                    loss = self.model(micro, self.history.as_stored)
                 self.engine.backward(loss, boundary=index == len(window) - 1)
                 done += 1
                 if done in self.history.resume_after:

@@ -95,7 +95,8 @@ def train(history: History, *, save: Callable[[StepState], StepState] | None = N
     for window in history.windows:
         total: list[Array] = []
         for micro in window:
-            scaled = [_scaled(g, state, fmt) for g in micro]
+            factor = 1.0 if history.as_stored else state.loss_scale.scale
+            scaled = [_scaled(g, factor, fmt) for g in micro]
             with np.errstate(all="ignore"):
                 total = [a + b for a, b in zip(total, scaled, strict=True)] if total else scaled
             done += 1
@@ -112,9 +113,9 @@ def train(history: History, *, save: Callable[[StepState], StepState] | None = N
     return trace
 
 
-def _scaled(gradient: Array, state: StepState, fmt: FloatFormat) -> Array:
+def _scaled(gradient: Array, factor: float, fmt: FloatFormat) -> Array:
     with np.errstate(all="ignore"):
-        return round_to(np.float32(state.loss_scale.scale) * gradient, fmt)
+        return round_to(np.float32(factor) * gradient, fmt)
 
 
 def rules(device: str) -> dict[str, str]:
