@@ -61,7 +61,7 @@ def reference(session: nox.Session) -> None:
 @nox.session
 def torch(session: nox.Session) -> None:
     """Does the engine do what its documentation says, on one device and on up to four ranks?"""
-    install(session, *EVERYTHING, *PYTEST)
+    install(session, *EVERYTHING, *PYTEST, "expecttest")
     coverage = ("--cov=mp_torch", "--cov-branch", "--cov-report=term:skip-covered", "--cov-fail-under=95")
     session.run("pytest", "packages/mp-torch", *coverage, *session.posargs)
 
@@ -71,6 +71,13 @@ def repo(session: nox.Session) -> None:
     """Do the arrows hold, and does every code block of README and docs run?"""
     install(session, *EVERYTHING, *PYTEST, "import-linter", "nox")
     session.run("pytest", "tests", *session.posargs)
+
+
+@nox.session
+def peers(session: nox.Session) -> None:
+    """Do other emulators of tensor cores, which need torch, give the reference's bits?"""
+    install(session, *EVERYTHING, *PYTEST, "mmaemu")
+    session.run("pytest", "packages/mp-reference/tests/numerics/test_tensor_core_peers.py", *session.posargs)
 
 
 @nox.session

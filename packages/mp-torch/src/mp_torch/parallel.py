@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from torch import Tensor, nn
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
 
     from mp_torch.assembly import Assembly
     from mp_torch.config import AmpConfig
     from mp_torch.devices import Device
     from mp_torch.phase import Phase
     from mp_torch.ranks import Ranks
+    from mp_torch.ranks.base import DeviceMesh, ProcessGroup
 
 __all__ = ["ManyRanks"]
 

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import torch
+    from torch.distributed import ProcessGroup as ProcessGroup  # this package is the only one to name them
+    from torch.distributed.device_mesh import DeviceMesh as DeviceMesh
 
 __all__ = ["Ranks"]
 
