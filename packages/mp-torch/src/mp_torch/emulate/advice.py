@@ -93,7 +93,7 @@ class Advice:
         elif max((one.lowest for one in self.modules), default=-math.inf) <= 0:
             first = f"Will train in {judged}, even without loss scaling; start from {start}."
         else:
-            first = f"Will train in {judged} from {start}; without one gradients vanish."
+            first = f"Will train in {judged} from {start}; without one some gradients vanish."
         lines = [first]
         for one in self.modules:
             if one.overflows or one.nans:

@@ -27,6 +27,11 @@ class EmulationWarning(UserWarning):
     """An emulation cannot be as faithful as it looks; the message says where and what to do."""
 
 
+_CASTABLE = frozenset(
+    dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and dtype.is_floating_point
+) - {torch.float64}
+
+
 class Casts:
     """What every kernel of one dispatch key needs: which tensors are eligible, and how they are cast.
 
@@ -49,17 +54,12 @@ class Casts:
 
     def eligible(self, x: Any) -> bool:
         """Whether autocast may cast ``x``."""
-        return (
-            isinstance(x, torch.Tensor)
-            and x.device.type == self.device_type
-            and x.dtype.is_floating_point
-            and x.dtype is not torch.float64
-        )
+        return isinstance(x, torch.Tensor) and x.dtype in _CASTABLE and x.device.type == self.device_type
 
     def cast(self, x: Any, dtype: torch.dtype) -> Any:
         """``x`` in ``dtype`` if it is eligible; sequences element by element."""
         if isinstance(x, torch.Tensor):
-            if x.dtype is dtype or not self.eligible(x):
+            if x.dtype is dtype or x.dtype not in _CASTABLE or x.device.type != self.device_type:
                 return x
             return self._cast_weight(x, dtype) if x.requires_grad and x.is_leaf else x.to(dtype)
         if isinstance(x, list | tuple):
@@ -92,7 +92,10 @@ def _casting(name: str, casts: Casts, dtype: torch.dtype | None) -> Callable[...
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with excluding(excluded):
             target = casts.low() if dtype is None else dtype
-            return op(*[cast(x, target) for x in args], **{name: cast(x, target) for name, x in kwargs.items()})
+            positional = [cast(x, target) for x in args]
+            if not kwargs:
+                return op(*positional)
+            return op(*positional, **{key: cast(x, target) for key, x in kwargs.items()})
 
     return kernel
 
