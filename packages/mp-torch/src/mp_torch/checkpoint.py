@@ -108,6 +108,7 @@ def restore_(engine: AmpEngine, state: Mapping[str, Any]) -> None:
         weight.accumulated = _like(state["accumulated"].get(name), weight.parameter)
     for optimizer, saved in zip(engine.optimizers, state["optimizers"], strict=True):
         _load_optimizer_(engine, optimizer, saved)
+    engine.buffers.taken = False  # a snapshot of the window that was open here is of another run
     if state["buffers"] is not None:
         engine.buffers.load_(state["buffers"])
     for scheduler, saved in zip(engine.schedulers, state["schedulers"], strict=True):

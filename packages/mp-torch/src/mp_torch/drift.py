@@ -35,9 +35,8 @@ class Admitted:
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], parts: Sequence[Part]) -> None:
         self._model = model
         self._optimizers = optimizers
-        self._parts = parts
         self._trained = [id(part.weight.trained) for part in parts]
-        self._dtypes = [part.weight.parameter.dtype for part in parts]
+        self._parts = [(part.weight.parameter, part.weight.parameter.dtype, part) for part in parts]
         self._hooked = [step_hooks(one) for one in optimizers]
         self._found_unused: set[int] = set()
 
@@ -46,41 +45,31 @@ class Admitted:
 
         Raises:
             AmpStateError: a parameter group was added or changed, a parameter was cast or replaced by another, a
-                hyperparameter is not finite. Nothing was changed.
+                hyperparameter is not finite, step hooks were added. Nothing was changed.
         """
-        self._check_groups()
-        for part, dtype in zip(self._parts, self._dtypes, strict=True):
-            weight = part.weight
-            if weight.parameter.dtype != dtype:
-                raise AmpStateError(
-                    f"parameter {weight.name!r} was {dtype} when the engine was built and is {weight.parameter.dtype} "
-                    "now; leave casts to the engine's precision, or build the engine after them"
-                )
-            if weight.parameter.grad is None and weight.parameter.requires_grad and part.key not in self._found_unused:
-                self._check_unused(part)
-
-    def _check_groups(self) -> None:
-        held = [
-            id(one) for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]
-        ]
-        if held != self._trained:
-            raise AmpStateError(
-                f"the optimizers' parameter groups hold {len(held)} parameters that are not the {len(self._trained)} "
-                "which the engine was built on; add parameter groups before building it, or build a new engine"
-            )
-        for place, (optimizer, hooked) in enumerate(zip(self._optimizers, self._hooked, strict=True)):
-            if step_hooks(optimizer) != hooked:
+        held: list[int] = []
+        for place, optimizer in enumerate(self._optimizers):
+            if step_hooks(optimizer) != self._hooked[place]:
                 raise AmpStateError(
                     f"{type(optimizer).__name__} {place} got step hooks after the engine was built, which would never "
                     "be called; register them before building it"
                 )
             for at, group in enumerate(optimizer.param_groups):
-                for name in _NUMBERS:
-                    if not _is_usable(group.get(name)):
-                        raise AmpStateError(
-                            f"{name}={group[name]!r} in parameter group {at} of {type(optimizer).__name__} {place} is "
-                            "not finite and would be written into every parameter; look at the scheduler that set it"
-                        )
+                held += map(id, group["params"])
+                _check_numbers(group, f"parameter group {at} of {type(optimizer).__name__} {place}")
+        if held != self._trained:
+            raise AmpStateError(
+                f"the optimizers' parameter groups hold {len(held)} parameters that are not the {len(self._trained)} "
+                "which the engine was built on; add parameter groups before building it, or build a new engine"
+            )
+        for parameter, dtype, part in self._parts:
+            if parameter.dtype is not dtype:
+                raise AmpStateError(
+                    f"parameter {part.weight.name!r} was {dtype} when the engine was built and is {parameter.dtype} "
+                    "now; leave casts to the engine's precision, or build the engine after them"
+                )
+            if parameter.grad is None and part.key not in self._found_unused and parameter.requires_grad:
+                self._check_unused(part)
 
     def _check_unused(self, part: Part) -> None:
         """A parameter without a gradient: is it still the model's?"""
@@ -102,5 +91,11 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> int:
     return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)  # noqa: SLF001
 
 
-def _is_usable(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
+def _check_numbers(group: dict[str, Any], where: str) -> None:
+    for name in _NUMBERS:
+        value = group.get(name)
+        if type(value) is float and not math.isfinite(value):
+            raise AmpStateError(
+                f"{name}={value!r} in {where} is not finite and would be written into every parameter; look at the "
+                "scheduler that set it"
+            )
