@@ -18,7 +18,7 @@ from mp_torch.drift import Admitted
 from mp_torch.dtypes import Precision, precision_named
 from mp_torch.errors import AmpConfigError
 from mp_torch.precision import SAFE_MODULES, SAFE_OPS, OpRules, matching, run_in_region_
-from mp_torch.ranks import local, place_of
+from mp_torch.ranks import cast_, local, place_of
 from mp_torch.update import OwnUpdater, Updater, updater_for
 
 if TYPE_CHECKING:
@@ -57,14 +57,21 @@ class Assembly:
         model: its parameters are cast in place where the precision stores 16 bits.
         optimizers: their groups get fp32 masters in place of 16-bit parameters.
         config: what is asked for.
+        fixed: why parameters cannot change their dtype any more, if they cannot.
 
     Raises:
         AmpConfigError: what is asked for cannot be done with this model and these optimizers.
         UnsupportedDeviceError: nor on this device.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], config: AmpConfig) -> None:
-        self.model, self.optimizers, self.config = model, list(optimizers), config
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        config: AmpConfig,
+        fixed: str | None = None,
+    ) -> None:
+        self.model, self.optimizers, self.config, self.fixed = model, list(optimizers), config, fixed
         self.device: Device = device_of(model.parameters())
         self.computes_on = self.device.type  # also where shards wait in host memory
         self.row: Precision = precision_named(config.precision)
@@ -142,8 +149,13 @@ class Assembly:
     def _parts(self) -> tuple[list[ClipSet], list[Part]]:
         """Cast the model, wrap every trained parameter, and put masters into the groups."""
         originals = {one: one.detach().clone() for one in self.names if self._is_lowered(one)}
+        if originals and self.fixed is not None:
+            raise AmpConfigError(
+                f"precision={self.config.precision!r} stores {self.row.parameter} parameters, and those of this model "
+                f"cannot be cast any more, because {self.fixed}"
+            )
         for one in originals:
-            one.data = one.data.to(self.row.parameter)
+            cast_(one, self.row.parameter)
         sets, parts = [ClipSet(self.config.max_grad_norm)], list[Part]()
         for place, optimizer in enumerate(self.optimizers):
             for at, group in enumerate(optimizer.param_groups):
@@ -198,6 +210,7 @@ class Assembly:
                 group["params"] = [
                     part.weight.trained for part in self.parts if (part.optimizer, part.group) == (place, at)
                 ]
+        self.admitted = Admitted(self.model, self.optimizers, self.parts)
 
     def accumulate_(self) -> None:
         """Before another micro-step: move 16-bit gradients into fp32 sums, if that is asked for."""

@@ -23,7 +23,7 @@ from mp_torch.outcome import Step, idle_outcome
 from mp_torch.parallel import ManyRanks
 from mp_torch.phase import Phase, checked_weight
 from mp_torch.precision import Region
-from mp_torch.ranks import unwrapped
+from mp_torch.ranks import unwrapped, why_fixed
 from mp_torch.report import StepReport
 from mp_torch.scaling import LossScale, MovingScale, fp32, representable
 from mp_torch.update import OwnUpdater
@@ -83,7 +83,7 @@ class AmpEngine(ManyRanks):
         self.config = _settled_config(model, config, precision, settings)
         self.schedulers = checked_schedulers(scheduler)
         self.model, self.optimizers = unwrapped(model), optimizers
-        self.assembly = Assembly(self.model, optimizers, self.config)
+        self.assembly = Assembly(self.model, optimizers, self.config, fixed=why_fixed(model))
         self.device = self.assembly.device
         if ranks is None:
             self._meet_ranks(model)

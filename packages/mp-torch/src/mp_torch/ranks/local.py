@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["LocalRanks", "like", "local", "place_of"]
+__all__ = ["LocalRanks", "cast_", "like", "local", "place_of"]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -50,6 +50,25 @@ def like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     from mp_torch.ranks.layout import spread_like
 
     return spread_like(parameter, part)  # type: ignore[arg-type]  # it has to_local
+
+
+def cast_(parameter: torch.Tensor, dtype: torch.dtype) -> None:
+    """Cast a parameter in place; whoever holds it goes on holding it.
+
+    >>> import torch
+    >>> parameter = torch.nn.Parameter(torch.ones(2))
+    >>> cast_(parameter, torch.bfloat16)
+    >>> parameter.dtype
+    torch.bfloat16
+    """
+    if not hasattr(parameter, "to_local"):
+        parameter.data = parameter.data.to(dtype)
+        return
+    import torch
+
+    cast = torch.nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
+    # A sharded tensor keeps its dtype whatever its data become.
+    torch.utils.swap_tensors(parameter, cast)  # type: ignore[no-untyped-call]  # torch's own
 
 
 class LocalRanks:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mp_torch.ranks.base import Ranks
     from mp_torch.ranks.pipeline import PipelineRanks
 
-__all__ = ["Sharding", "pipelined", "ranks_of", "replicated", "sharded_", "unwrapped"]
+__all__ = ["Sharding", "pipelined", "ranks_of", "replicated", "sharded_", "unwrapped", "why_fixed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,23 @@ def unwrapped(model: nn.Module) -> nn.Module:
         inner: nn.Module = model.module
         return inner
     return model
+
+
+def why_fixed(model: nn.Module) -> str | None:
+    """Why the parameters of a model cannot change their dtype any more, and the way out; ``None`` if they can.
+
+    >>> from torch import nn
+    >>> why_fixed(nn.Linear(1, 1)) is None
+    True
+    """
+    if isinstance(model, DistributedDataParallel):
+        return (
+            "DistributedDataParallel has made its buckets; give the plain model to the engine and call the one that "
+            "engine.replicate() returns"
+        )
+    if any(hasattr(module, "set_requires_gradient_sync") for module in model.modules()):
+        return "FSDP has made its shards; give the plain model to the engine and call engine.shard()"
+    return None
 
 
 def replicated(model: nn.Module, group: ProcessGroup | None, **options: Any) -> DistributedDataParallel:
