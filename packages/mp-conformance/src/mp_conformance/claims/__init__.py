@@ -10,7 +10,20 @@ from mp_conformance.claims.rows import DEVICES, Claim, Run
 
 __all__ = ["DEVICES", "Claim", "Run", "UnknownClaimError", "areas", "registered", "select"]
 
-_AREAS: tuple[str, ...] = ("formats", "casts", "arithmetic", "loss_scale", "training", "emulation", "two_trainings")
+_AREAS: tuple[str, ...] = (
+    "formats",
+    "casts",
+    "arithmetic",
+    "loss_scale",
+    "training",
+    "elementary",
+    "producers",
+    "reductions",
+    "stochastic",
+    "emulation",
+    "two_trainings",
+    "op_gradients",
+)
 
 
 class UnknownClaimError(ValueError):

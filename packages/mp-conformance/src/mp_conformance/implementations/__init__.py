@@ -25,6 +25,8 @@ OPERATIONS: Mapping[str, str] = {
     "minimum": "(a, b) -> array of the operands' dtype; so is maximum",
     "less": "(a, b) -> array of bool; so are less_equal and equal",
     "elementary": "(x, function, layout) -> array of the operand's dtype",
+    "norm": "(x,) -> 0-dim array, the Euclidean norm",
+    "write_back": "(fraction, seed, count) -> bf16 array: 1 + fraction of an ulp, written back stochastically",
     "sum": "(x,) -> 0-dim array of the operand's dtype",
     "matmul": "(a, b) -> array of the operands' dtype",
     "emulated_matmul": "(a, b, accumulator) -> array, the declared accumulator row followed bit by bit",
@@ -38,6 +40,7 @@ OPERATIONS: Mapping[str, str] = {
     "autocast_calls": "(fmt) -> dict from call to its results and gradients, see `autocast_cases`",
     "autocast_training": "(kind, fmt) -> losses and parameters of a small training, see `autocast_cases`",
     "emulated_product": "(a, b, c, arithmetic, arch) -> array of the operands' dtype, c + a @ b",
+    "differentiate": "(inputs, op) -> output and gradients of an operation, float64",
     "two_trainings": "(kind, fmt, kernels, steps) -> list of what each step computed and left, see `two_trainings`",
     "vectors": "(path) -> lines of a golden file, parsed",
 }
@@ -68,6 +71,7 @@ _EVERYWHERE = {
 }
 _ON_THE_CPU = {
     "emulation": ("mp_conformance.implementations.emulation", "EmulationSubject"),
+    "autograd": ("mp_conformance.implementations.autograd", "AutogradSubject"),
     "emulated-engine": ("mp_conformance.implementations.emulated_engine", "EmulatedEngineSubject"),
 }
 _ON_DEVICES = {
@@ -84,8 +88,8 @@ def subject_named(name: str, device: str = "cpu") -> Subject:
     """Build one subject.
 
     Args:
-        name: ``reference``, ``ml_dtypes``, ``torch``, ``engine``, ``emulation``, ``emulated-engine``, or one of the
-            extras ``softfloat`` and ``jax``.
+        name: ``reference``, ``ml_dtypes``, ``torch``, ``engine``, ``emulation``, ``emulated-engine``,
+            ``autograd``, or one of the extras ``softfloat`` and ``jax``.
         device: for ``torch`` and ``engine``, where tensors live.
 
     Returns:
