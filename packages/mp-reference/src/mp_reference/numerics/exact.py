@@ -109,14 +109,15 @@ def round_exact(
     >>> round_exact(465, E4M3FN), round_exact(465, E4M3FN, overflow="saturate")
     (nan, 448.0)
     """
+    real = float(value) if isinstance(value, float) or value == 0 else math.nan  # fractions may be past every float
     if isinstance(value, float) and math.isnan(value):
         return math.nan
-    negative = value < 0 or (value == 0 and math.copysign(1, float(value)) < 0)
+    negative = value < 0 or (value == 0 and math.copysign(1, real) < 0)
     if not fmt.signed and (negative or value == 0):
         return math.nan  # no sign and no zero
-    if math.isinf(value):
+    if math.isinf(real):
         magnitude = _largest(fmt, overflow) if overflow == "saturate" or not fmt.has_inf else math.inf
-        return math.copysign(magnitude, value)
+        return math.copysign(magnitude, real)
     exact = abs(to_fraction(value))
     if subnormals == "flush-before" and fmt.has_zero and exact < Fraction(fmt.min_normal):
         return _signed_zero(fmt, negative)
