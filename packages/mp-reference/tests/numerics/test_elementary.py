@@ -18,7 +18,7 @@ import pytest
 
 import mp_reference as mp
 from mp_reference.numerics import elementary, exact
-from mp_reference.numerics.bits import codes_of, differing_bits
+from mp_reference.numerics.bits import codes_of, differing_bits, same_bits
 from mp_reference.numerics.codec import decode
 from mp_reference.numerics.elementary import FUNCTIONS
 from mp_reference.numerics.power import pow as power
