@@ -85,7 +85,8 @@ def rounded_sqrt(square: float) -> float:
     if not np.isfinite(nearest):
         return root
     direction = np.float32(math.inf) if root > float(nearest) else np.float32(-math.inf)
-    other = np.nextafter(nearest, direction)
+    with np.errstate(over="ignore"):  # above fp32's maximum there is only infinity, which no midpoint belongs to
+        other = np.nextafter(nearest, direction)
     midpoint = (float(nearest) + float(other)) / 2
     if root == midpoint and square != midpoint * midpoint:
         return float(max(nearest, other) if square > midpoint * midpoint else min(nearest, other))
@@ -144,7 +145,8 @@ def clip_coefficient(norm: float, max_norm: float) -> float:
     bound = _positive_fp32("max_norm", max_norm)
     if norm > FP32.max:
         return float(np.float32(min(1.0, float(bound) / (norm + float(_NORM_GUARD)))))
-    return float(min(np.float32(1), bound / (np.float32(norm) + _NORM_GUARD)))
+    with np.errstate(over="ignore"):  # a quotient past fp32 is far above 1
+        return float(min(np.float32(1), bound / (np.float32(norm) + _NORM_GUARD)))
 
 
 def clip_by_norm(gradients: Sequence[Float32Array], max_norm: float, norm_type: float = 2.0) -> Clipped:
