@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from mp_torch import checkpoint, checkpoint_file, scaler_states
 from mp_torch.admission import checked_losses, checked_pair, checked_schedulers
 from mp_torch.application import apply_, decision_on, stored_gradients
 from mp_torch.assembly import Assembly
@@ -19,8 +17,10 @@ from mp_torch.config import AmpConfig, AmpSettings
 from mp_torch.devices import device_of
 from mp_torch.errors import AmpConfigError, AmpStateError
 from mp_torch.explanation import DtypeContract, Explanation, dtype_contract, explanation, summary
+from mp_torch.notices import Notices
 from mp_torch.outcome import Step, idle_outcome
 from mp_torch.parallel import ManyRanks
+from mp_torch.persistence import Persistent
 from mp_torch.phase import Phase, checked_weight
 from mp_torch.precision import Region
 from mp_torch.ranks import unwrapped, why_fixed
@@ -29,9 +29,8 @@ from mp_torch.scaling import LossScale, MovingScale, fp32, representable
 from mp_torch.update import OwnUpdater
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from torch import Tensor, nn
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["AmpEngine"]
 
 
-class AmpEngine(ManyRanks):
+class AmpEngine(ManyRanks, Persistent):
     """Trains one model in one precision.
 
     Args:
@@ -95,7 +94,7 @@ class AmpEngine(ManyRanks):
         self.buffers = BufferSnapshot(self.model, enabled=self.config.restore_buffers)
         self.update_index = 0
         self._pending: Step | None = None
-        self._warned: set[str] = set()
+        self._notices = Notices(self.assembly)
 
     # ---- the loop ----
 
@@ -112,7 +111,7 @@ class AmpEngine(ManyRanks):
 
     def _forward(self) -> AbstractContextManager[Any]:
         if torch.is_autocast_enabled(self.device.type):
-            self._check_outer_autocast()
+            self._notices.outer_autocast()
         if not self.buffers.taken and not self.phase.open and torch.is_grad_enabled():
             self.device.clear_overflow_()
             self.buffers.take_()
@@ -153,7 +152,7 @@ class AmpEngine(ManyRanks):
             self.assembly.accumulate_()
         else:
             phase = replace(phase, loss_dtype=_low_dtype(losses))
-            self._check_snapshot()
+            self._notices.missing_snapshot(self.buffers)
         seeds = [self.scale.seed(one, phase.loss_dtype, weight) for one in losses]
         try:
             with self.ranks.micro_step(last=phase.complete), self.assembly.rules_context():
@@ -191,7 +190,7 @@ class AmpEngine(ManyRanks):
         if not self.phase.complete:
             return self._idle(f"accumulating: the boundary is not reached after micro-step {self.phase.micro_steps}")
         self.assembly.admitted.check()
-        self._follow_foreign_changes()
+        self._notices.foreign_changes()
         divisor = self.divisor
         gradients = stored_gradients(self.assembly, divisor)
         if not self.ranks.any_gradient(bool(gradients)):
@@ -353,110 +352,6 @@ class AmpEngine(ManyRanks):
     def __repr__(self) -> str:
         """A readable summary."""
         return summary(self.assembly, self.scale, self.update_index)
-
-    # ---- state ----
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything but the model's own weights and buffers, copied; legal at any micro-step boundary.
-
-        Returns:
-            Plain values and tensors: format and version, config, loss scale, counters, masters or what stands for them,
-            optimizer states, and within a window its gradients and buffer snapshot.
-        """
-        return checkpoint.engine_state(self)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as if the saved run had never stopped; load the model's own weights first.
-
-        Args:
-            state: from ``state_dict()``, of this version or an older one.
-
-        Raises:
-            CheckpointError: it does not fit; nothing was changed.
-        """
-        checkpoint.load_engine_state_(self, state)
-        torch.clear_autocast_cache()
-
-    def save(self, path: str | Path) -> None:
-        """Write model and engine into one file, atomically: whoever reads it finds the old one or the new one whole.
-
-        Args:
-            path: a safetensors file with a checksum; no pickled code.
-
-        Raises:
-            CheckpointError: a value that the file cannot hold.
-        """
-        checkpoint_file.save(self, path)
-
-    def load(self, path: str | Path) -> None:
-        """Read what ``save`` wrote, model weights included.
-
-        Args:
-            path: the file.
-
-        Raises:
-            CheckpointError: it is truncated, altered, or of another run; nothing was changed.
-        """
-        checkpoint_file.load_(self, path)
-        torch.clear_autocast_cache()
-
-    def export_scaler(self, kind: str) -> dict[str, Any]:
-        """The loss scale as another scaler's ``state_dict``.
-
-        Args:
-            kind: "torch.amp", "deepspeed", "megatron" or "torch_npu".
-
-        Raises:
-            AmpConfigError: another kind, or a policy that it cannot express.
-        """
-        self.settle()
-        return scaler_states.export_state(kind, self.scale.policy, self.scale.state)
-
-    def import_scaler(self, kind: str, state: Mapping[str, Any]) -> None:
-        """Go on with the loss scale of another scaler.
-
-        Args:
-            kind: as for ``export_scaler``.
-            state: its ``state_dict()``. Its policy (factors, interval) is not taken over: this engine's holds.
-
-        Raises:
-            AmpConfigError: another kind.
-            CheckpointError: a missing or unknown key, or a scale that is not finite and above 0.
-        """
-        self.settle()
-        self.scale.resume_(scaler_states.import_state(kind, self.scale.policy, state))
-
-    # ---- warnings, once each ----
-
-    def _follow_foreign_changes(self) -> None:
-        changed = self.assembly.reconcile_()
-        if changed:
-            warnings.warn(
-                f"{len(changed)} parameters, {changed[0]!r} first, were changed from outside; their masters are "
-                "rebuilt from them and lose the bits that 16 do not hold. Load the engine's state as well to keep them",
-                stacklevel=3,
-            )
-
-    def _check_outer_autocast(self) -> None:
-        outer = torch.get_autocast_dtype(self.device.type)
-        if outer != self.assembly.row.compute:
-            self._warn_once(
-                f"engine.autocast() inside torch.autocast of {outer}: within it the engine's precision "
-                f"{self.config.precision!r} holds"
-            )
-
-    def _check_snapshot(self) -> None:
-        if self.buffers.needed and not self.buffers.taken:
-            self._warn_once(
-                "backward() of a loss that was not computed inside engine.autocast(): if the step is skipped, buffers "
-                "such as BatchNorm statistics cannot be given back; enter it around the forward, or set "
-                "restore_buffers=False"
-            )
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            warnings.warn(message, stacklevel=4)
 
 
 def _settled_config(

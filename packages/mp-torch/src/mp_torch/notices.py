@@ -1,0 +1,60 @@
+"""Warnings that an engine gives once each, whatever the filters of the program are."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from mp_torch.assembly import Assembly
+    from mp_torch.buffers import BufferSnapshot
+
+__all__ = ["Notices"]
+
+
+class Notices:
+    """What is worth a warning in a training loop.
+
+    Args:
+        assembly: whose precision and parameters they are about.
+    """
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self._given: set[str] = set()
+
+    def once(self, message: str, *, stacklevel: int = 5) -> None:
+        """Warn, unless this message was given before."""
+        if message not in self._given:
+            self._given.add(message)
+            warnings.warn(message, stacklevel=stacklevel)
+
+    def outer_autocast(self) -> None:
+        """Somebody else's autocast surrounds the engine's, with another dtype."""
+        outer = torch.get_autocast_dtype(self._assembly.device.type)
+        if outer != self._assembly.row.compute:
+            self.once(
+                f"engine.autocast() inside torch.autocast of {outer}: within it the engine's precision "
+                f"{self._assembly.config.precision!r} holds"
+            )
+
+    def missing_snapshot(self, buffers: BufferSnapshot) -> None:
+        """A loss comes from a forward pass that the engine did not see the beginning of."""
+        if buffers.needed and not buffers.taken:
+            self.once(
+                "backward() of a loss that was not computed inside engine.autocast(): if the step is skipped, buffers "
+                "such as BatchNorm statistics cannot be given back; enter it around the forward, or set "
+                "restore_buffers=False"
+            )
+
+    def foreign_changes(self) -> None:
+        """Somebody changed 16-bit parameters; every time, since bits are lost every time."""
+        changed = self._assembly.reconcile_()
+        if changed:
+            warnings.warn(
+                f"{len(changed)} parameters, {changed[0]!r} first, were changed from outside; their masters are "
+                "rebuilt from them and lose the bits that 16 do not hold. Load the engine's state as well to keep them",
+                stacklevel=4,
+            )
