@@ -35,6 +35,9 @@ if TYPE_CHECKING:  # the same names for type checkers; tests hold the two lists 
     from mp_reference.numerics.arithmetic import (
         sub as sub,
     )
+    from mp_reference.numerics.bounds import (
+        bound as bound,
+    )
     from mp_reference.numerics.codec import (
         cast as cast,
     )
@@ -135,6 +138,7 @@ _MENU = {
     "sequential": "spec.accumulators",
     "pairwise": "spec.accumulators",
     "blocked": "spec.accumulators",
+    "bound": "numerics.bounds",
     "split_k": "spec.accumulators",
     "kahan": "spec.accumulators",
 }

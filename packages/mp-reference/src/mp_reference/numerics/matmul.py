@@ -15,7 +15,7 @@ from mp_reference.numerics.rounding import round_to
 from mp_reference.numerics.superaccumulator import exact_products
 from mp_reference.numerics.tensor_core import run_unit
 from mp_reference.spec.accumulators import Accumulator, Blocked, Exact, Fast, SplitK, accumulator_named
-from mp_reference.spec.formats import FP32, FloatFormat
+from mp_reference.spec.formats import BF16, FP16, FP32, FloatFormat
 from mp_reference.spec.tensor_cores import TensorCore
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = ["accumulate", "matmul"]
 
 _TILE = 65536  # outputs a tile: the buffers of a step stay in the second-level cache
 _COLUMNS = 512
+_PANEL = 262144  # outputs of a panel of the fast product: its float32 stays cached until it is rounded
 
 
 def matmul(
@@ -72,12 +73,21 @@ def matmul(
     row = accumulator_named(accumulator)
     problem = Problem(np.asarray(a), np.asarray(b), None if c is None else np.asarray(c), scales)
     out = result_format(row, problem, out_format)
+    if isinstance(row, Fast) and out != FP32 and problem.scales is None:
+        return problem.shaped(_tiled(problem, lambda a, b, c: _stored(_fast(a, b, c), out), threads, out.dtype, _PANEL))
     total = accumulate(row, problem, threads)
-    if not (out == FP32 and total.dtype == np.float32):
-        total = cast(total, out)
+    total = _stored(total, out)
     if isinstance(row, TensorCore) and out == row.result_format and row.rows[0].family != "mfma":
         _set_unit_nan(total)
     return problem.shaped(total)
+
+
+def _stored(total: NDArray[Any], out: FloatFormat) -> NDArray[Any]:
+    """Round once into a format's dtype; from float32 NumPy and ml_dtypes round as exactly, and sooner."""
+    if total.dtype == np.float32 and out in (FP32, FP16, BF16):
+        with np.errstate(all="ignore"):
+            return total.astype(out.dtype, copy=False)
+    return cast(total, out)
 
 
 def _set_unit_nan(total: NDArray[Any]) -> None:
@@ -111,9 +121,7 @@ def accumulate(row: Accumulator, problem: Problem, threads: int = 1) -> NDArray[
     if problem.scales is not None and not isinstance(row, TensorCore):
         raise ValueError(f"{row.name} takes no scales; use tensor_core('blackwell'), or multiply them in first")
     if isinstance(row, Fast):
-        with np.errstate(all="ignore"):
-            total = np.matmul(problem.a, problem.b)
-            return total if problem.c is None else np.add(total, problem.c)
+        return _fast(problem.a, problem.b, problem.c)
     if isinstance(row, Exact):
         return _tiled(problem, exact_products, threads, np.float64)
     _require_addend(row, problem)
@@ -123,6 +131,12 @@ def accumulate(row: Accumulator, problem: Problem, threads: int = 1) -> NDArray[
         return _on_unit(row, prepared(row, problem), threads)
     bits = _significant_bits(problem)
     return _tiled(problem, lambda a, b, c: _chain_tile(row, bits, a, b, c), threads, np.float32)
+
+
+def _fast(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None) -> NDArray[Any]:
+    with np.errstate(all="ignore"):
+        total = np.matmul(a, b)
+        return total if c is None else np.add(total, c)
 
 
 def _require_addend(row: Accumulator, problem: Problem) -> None:
@@ -215,9 +229,12 @@ def _significant_bits(problem: Problem) -> int:
 
 
 def _tiled(
-    problem: Problem, kernel: Callable[..., NDArray[Any]], threads: int, dtype: type[np.floating[Any]]
+    problem: Problem, kernel: Callable[..., NDArray[Any]], threads: int, dtype: Any, panel: int = 0
 ) -> NDArray[Any]:
-    """Call ``kernel(a, b, c)`` on tiles (batch, m, k), (batch, k, n), (batch, m, n) of a flattened batch."""
+    """Call ``kernel(a, b, c)`` on tiles (batch, m, k), (batch, k, n), (batch, m, n) of a flattened batch.
+
+    Tiles are as large as a step's buffers should be, or whole rows of ``panel`` outputs together.
+    """
     *lead, m, n = problem.shape
     out = np.empty(problem.shape, dtype)
     if out.size == 0:
@@ -232,7 +249,7 @@ def _tiled(
         g, i, j = tile
         flat[g, i, j] = kernel(a[g, i], b[g, :, j], None if c is None else c[g, i, j])
 
-    tiles = _tiles(batch, m, n, _TILE * min(threads, 2))
+    tiles = _tiles(batch, m, n, panel, n) if panel else _tiles(batch, m, n, _TILE * min(threads, 2), _COLUMNS)
     if threads == 1:
         for tile in tiles:
             work(tile)
@@ -242,9 +259,9 @@ def _tiled(
     return out
 
 
-def _tiles(batch: int, m: int, n: int, size: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Tiles of about ``size`` outputs: rows of a matrix, or several small matrices."""
-    columns = min(n, max(_COLUMNS, size // m))
+def _tiles(batch: int, m: int, n: int, size: int, least: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Tiles of about ``size`` outputs, ``least`` columns or more: rows of a matrix, or several small matrices."""
+    columns = min(n, max(least, size // m))
     rows = min(m, max(1, size // columns))
     together = max(1, size // (rows * columns)) if (rows, columns) == (m, n) else 1
     for g in range(0, batch, together):
