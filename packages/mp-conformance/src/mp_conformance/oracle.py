@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from mp_reference.spec.formats import FloatFormat
 
 __all__ = [
-    "arithmetic", "cast", "cast_by_midpoints", "code_of", "encode", "flags", "value_of_code", "values_of",
+    "arithmetic", "cast", "cast_by_midpoints", "code_of", "encode", "flags", "midpoints_of", "round_between",
+    "value_of_code", "values_of",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -278,8 +279,13 @@ def _tiny_after_rounding(value: Fraction, fmt: FloatFormat) -> bool:
 
 
 @cache
-def _midpoints(fmt: FloatFormat) -> tuple[Array, Array]:
-    """The finite magnitudes of a format in order, and the float64 midpoints between neighbours, overflow's included."""
+def midpoints_of(fmt: FloatFormat) -> tuple[Array, Array]:
+    """The finite magnitudes of a 16-bit format in order, and the midpoints between neighbours, overflow's included.
+
+    >>> from mp_reference.spec.formats import FP16
+    >>> float(midpoints_of(FP16)[1][-1])
+    65520.0
+    """
     top = (1 << (fmt.bits - 1)) - 1
     magnitudes = [value_of_code(code, fmt) for code in range(top + 1)]
     finite = [v for v in magnitudes if math.isfinite(v)]
@@ -304,10 +310,31 @@ def cast_by_midpoints(x: Array, fmt: FloatFormat) -> Array:
     >>> cast_by_midpoints(np.float32([1.00390625, -3.4e38]), BF16)
     array([1, -inf], dtype=bfloat16)
     """
-    _, edges = _midpoints(fmt)
+    return round_between(x, np.zeros(x.shape, np.int8), fmt)
+
+
+def round_between(x: Array, side: Array, fmt: FloatFormat) -> Array:
+    """As ``cast_by_midpoints``, for values known better than float64 tells.
+
+    Args:
+        x: float32 or float64, any shape.
+        side: where ``x`` is a midpoint, the sign of (true magnitude - midpoint); 0 is a tie.
+        fmt: fp16 or bf16.
+
+    Returns:
+        Array of ``fmt.dtype``.
+
+    Source: IEEE 754-2019, 4.3.1.
+
+    >>> from mp_reference.spec.formats import FP16
+    >>> round_between(np.array([1 + 2**-11] * 2), np.array([0, 1]), FP16)
+    array([1.   , 1.001], dtype=float16)
+    """
+    _, edges = midpoints_of(fmt)
     magnitude = np.abs(x).astype(np.float64)
     left = np.searchsorted(edges, magnitude, side="left")  # below or at a midpoint: the lower neighbour
     right = np.searchsorted(edges, magnitude, side="right")
-    code = np.where(left != right, left + (left & 1), left)  # at a midpoint: the even one
+    at_midpoint = np.where(side == 0, left + (left & 1), left + (side > 0))  # a tie goes to the even one
+    code = np.where(left != right, at_midpoint, left)
     code = np.where(np.isnan(x), _nan_code(fmt), code) | (np.signbit(x).astype(np.int64) << (fmt.bits - 1))
     return np.asarray(code.astype(np.uint16).view(fmt.dtype))

@@ -20,6 +20,7 @@ _AREAS: tuple[str, ...] = (
     "producers",
     "reductions",
     "stochastic",
+    "vectors",
     "emulation",
     "two_trainings",
     "op_gradients",

@@ -26,6 +26,7 @@ FAMILIES: dict[str, str] = {
     "accumulation": "An update over a window is that of the mean of its micro-steps, short last windows included",
     "resume": "Saving and resuming after any micro-step changes no later bit",
     "ranks": "Replicas and shards decide together and leave the bits that one process leaves",
+    "vectors": "Every line of the golden files is the exact oracle's, and comes out of every implementation",
     "stochastic": "Stochastic rounding is unbiased, repeatable, and equal on every replica",
 }
 """The first word of a claim's id -> what the family guarantees."""

@@ -42,7 +42,7 @@ OPERATIONS: Mapping[str, str] = {
     "emulated_product": "(a, b, c, arithmetic, arch) -> array of the operands' dtype, c + a @ b",
     "differentiate": "(inputs, op) -> output and gradients of an operation, float64",
     "two_trainings": "(kind, fmt, kernels, steps) -> list of what each step computed and left, see `two_trainings`",
-    "vectors": "(path) -> lines of a golden file, parsed",
+    "vectors": "(operands, name) -> the results that a golden file holds for these operands",
 }
 """What a subject can be asked for. The operand arrays come first, the options by keyword."""
 
@@ -68,6 +68,7 @@ class Subject(Protocol):
 _EVERYWHERE = {
     "reference": ("mp_conformance.implementations.reference", "ReferenceSubject"),
     "ml_dtypes": ("mp_conformance.implementations.numpy_family", "NumpySubject"),
+    "vectors": ("mp_conformance.implementations.golden", "GoldenSubject"),
 }
 _ON_THE_CPU = {
     "emulation": ("mp_conformance.implementations.emulation", "EmulationSubject"),
@@ -88,8 +89,8 @@ def subject_named(name: str, device: str = "cpu") -> Subject:
     """Build one subject.
 
     Args:
-        name: ``reference``, ``ml_dtypes``, ``torch``, ``engine``, ``emulation``, ``emulated-engine``,
-            ``autograd``, or one of the extras ``softfloat`` and ``jax``.
+        name: ``reference``, ``ml_dtypes``, ``torch``, ``engine``, ``emulation``, ``emulated-engine``, ..., or one of the
+            extras ``softfloat`` and ``jax``.
         device: for ``torch`` and ``engine``, where tensors live.
 
     Returns:

@@ -8,6 +8,8 @@ import numpy as np
 
 import mp_reference as mp
 from mp_conformance.implementations import NotOfferedError, reference_training
+from mp_reference.numerics import elementary, ordering
+from mp_reference.numerics.exceptions import ExceptionFlag, exception_flags
 from mp_reference.numerics.rounding import ROUNDINGS
 from mp_reference.spec.formats import FORMATS
 
@@ -21,6 +23,11 @@ __all__ = ["ReferenceSubject"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _ARITHMETIC = ("add", "sub", "mul", "div", "sqrt", "fma")
+_ORDERING = ("minimum", "maximum", "less", "less_equal", "equal")
+_FLAGS = {
+    "INVALID": "invalid", "DIVIDE_BY_ZERO": "infinite", "OVERFLOW": "overflow", "UNDERFLOW": "underflow",
+    "INEXACT": "inexact",
+}  # fmt: skip
 
 
 class ReferenceSubject:
@@ -35,9 +42,10 @@ class ReferenceSubject:
             return False
         if operation in _ARITHMETIC:
             return options.get("format") not in ("tf32", "float8_e8m0fnu")
-        if operation in ("cast", "facts", "sum", "matmul", "emulated_matmul", "stochastic", "elementary", "round"):
-            return True
-        return operation in reference_training.OPERATIONS
+        if operation == "elementary":
+            return hasattr(elementary, options["function"])
+        others = ("cast", "facts", "sum", "matmul", "emulated_matmul", "stochastic", "flags", *_ORDERING)
+        return operation in others or operation in reference_training.OPERATIONS
 
     def perform(self, operation: str, *operands: Any, **options: Any) -> Any:
         """Do it."""
@@ -47,6 +55,8 @@ class ReferenceSubject:
         if operation in _ARITHMETIC:
             options.pop("format", None)
             return np.asarray(getattr(mp, operation)(*operands, **options))
+        if operation in _ORDERING:
+            return _ordered(operation, *operands)
         if method is None:
             raise NotOfferedError(f"mp_reference has no {operation}")
         return method(*operands, **options)
@@ -66,6 +76,23 @@ class ReferenceSubject:
         kept = mp.round_to(x, fmt, **rules)
         return np.asarray(mp.cast(kept, fmt))
 
+    def _elementary(self, x: Array, function: str, layout: str = "contiguous") -> Array:
+        del layout
+        return np.asarray(getattr(elementary, function)(x))
+
+    def _sum(self, x: Array) -> Array:
+        return np.asarray(mp.sum(x))
+
+    def _matmul(self, a: Array, b: Array) -> Array:
+        return np.asarray(mp.matmul(a, b))
+
+    def _emulated_matmul(self, a: Array, b: Array, accumulator: Any) -> Array:
+        return np.asarray(mp.matmul(a, b, accumulator=accumulator))
+
+    def _flags(self, *operands: Array, of: str) -> list[frozenset[str]]:
+        raised = exception_flags(of, *operands)
+        return [frozenset(text for name, text in _FLAGS.items() if ExceptionFlag[name] & int(bits)) for bits in raised]
+
     def _stochastic(self, x: Array, to: str, seed: int) -> Array:
         return stochastic(x, FORMATS[to], seed)
 
@@ -74,3 +101,11 @@ def stochastic(x: Array, fmt: FloatFormat, seed: int) -> Array:
     """``x`` rounded stochastically with 32 random bits an element from a seeded generator."""
     bits = np.random.Generator(np.random.PCG64(seed)).integers(0, 2**32, x.shape, np.uint32)
     return np.asarray(mp.cast(mp.round_to(x, fmt, rounding="stochastic", random_bits=bits), fmt))
+
+
+def _ordered(operation: str, a: Array, b: Array) -> Array:
+    if operation in ("minimum", "maximum"):
+        return np.asarray(getattr(ordering, operation)(a, b))
+    order = ordering.compare(a, b)
+    wanted = {"less": (-1,), "less_equal": (-1, 0), "equal": (0,)}[operation]
+    return np.isin(order, wanted)

@@ -124,6 +124,8 @@ class TorchSubject:
             return options["function"] in _FUNCTIONS
         if operation == "loss_scale":
             return options.get("preset") == "torch"
+        if operation == "norm":
+            return torch.backends.cpu.get_cpu_capability() != "DEFAULT"  # whose kernels fuse nothing
         return operation in ("sum", "matmul", "op_rules")
 
     def perform(self, operation: str, *operands: Any, **options: Any) -> Any:
@@ -136,6 +138,8 @@ class TorchSubject:
             return to_numpy(_ELEMENTWISE[operation](*(to_torch(x, self.place) for x in operands)))
         if operation == "elementary":
             return self._elementary(operands[0], options["function"], options.get("layout", "contiguous"))
+        if operation == "norm":
+            return to_numpy(torch.linalg.vector_norm(to_torch(operands[0], self.place)))
         if operation == "sum":
             return to_numpy(to_torch(operands[0], self.place).sum())
         if operation == "matmul":
