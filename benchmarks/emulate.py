@@ -95,20 +95,28 @@ def training(prefix: str) -> None:
         print(f"{prefix}gpt.{name}.torch_autocast_over_emulated: {found['own'] / found['emulated']:.2f} x")
 
 
+def repeated(function: Callable[[], object], calls: int) -> Callable[[], None]:
+    """``function`` so many times, warm."""
+
+    def many() -> None:
+        for _ in range(calls):
+            function()
+
+    function()
+    return many
+
+
 def products(prefix: str) -> None:
     for size in (512, 1024):
         a, b = torch.randn(size, size), torch.randn(size, size)
         for name, dtype in HALVES.items():
             x, y = a.to(dtype), b.to(dtype)
-            found = seconds(
-                {
-                    "fp32": (partial(torch.mm, a, b), nullcontext()),
-                    "emulated": (partial(torch.mm, x, y), emulate("cuda")),
-                },
-                budget=1.0,
-                rounds=20,
-            )
-            own = seconds({"own": (partial(torch.mm, x, y), nullcontext())}, budget=0.2, rounds=2)["own"]
+            timed: dict[str, Timed] = {
+                "fp32": (repeated(partial(torch.mm, a, b), 8), nullcontext()),
+                "emulated": (repeated(partial(torch.mm, x, y), 8), emulate("cuda")),
+            }
+            found = seconds(timed, budget=2.0, rounds=5)
+            own = 8 * seconds({"own": (partial(torch.mm, x, y), nullcontext())}, budget=0.3, rounds=2)["own"]
             print(f"{prefix}mm{size}.{name}.torch_over_emulated: {own / found['emulated']:.1f} x")
             print(f"{prefix}mm{size}.{name}.emulated_over_fp32: {found['emulated'] / found['fp32']:.2f} x")
 
@@ -125,18 +133,11 @@ def overhead(prefix: str) -> None:
         "mm_fp64": (lambda: torch.mm(double, double), lambda: torch.mm(double, double)),
     }  # fmt: skip
 
-    def repeated(function: Callable[[], object]) -> Callable[[], None]:
-        def many() -> None:
-            for _ in range(calls):
-                function()
-
-        return many
-
     with torch.no_grad():
         for name, (by_hand, emulated) in by_hand_and_emulated.items():
             timed: dict[str, Timed] = {
-                "hand": (repeated(by_hand), nullcontext()),
-                "emulated": (repeated(emulated), emulate("cuda", precision="fp16-mixed")),
+                "hand": (repeated(by_hand, calls), nullcontext()),
+                "emulated": (repeated(emulated, calls), emulate("cuda", precision="fp16-mixed")),
             }
             found = seconds(timed, budget=1.0, rounds=5)
             print(f"{prefix}overhead.{name}: {(found['emulated'] - found['hand']) / calls * 1e6:.1f} us")

@@ -209,6 +209,18 @@ def test_attention_and_its_gradients_stay_within_the_rounding_of_their_16_bit_st
         assert (have.double() - want).abs().max().item() <= bound
 
 
+def test_attention_masks_reach_the_kernel_of_every_arithmetic():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 4, 8).half() for _ in range(3))
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    for mask in (torch.zeros(4, 4).half(), torch.ones(4, 4, dtype=torch.bool)):
+        with emulate("cuda", arithmetic="exact"):
+            out, logsumexp = flash(q, k, v, 0.0, False, attn_mask=mask)
+            same_out, same_logsumexp = flash(q, k, v)
+        assert torch.equal(out, same_out)
+        assert torch.equal(logsumexp, same_logsumexp)
+
+
 def test_the_fast_attention_is_the_fp32_one_rounded_once():
     q, k, v = (torch.randn(1, 2, 5, 8).half() for _ in range(3))
     with emulate("cuda"):
@@ -227,6 +239,20 @@ def test_backward_products_use_the_arithmetic_as_well():
             (inputs @ weight).backward(grad.bfloat16())
         seen.append(inputs.grad.item())
     assert seen == [4096.0, 0.0]
+
+
+def test_a_frozen_convolution_gives_only_the_gradients_that_are_wanted():
+    x = integers(1, 2, 5, 5, seed=1)
+    layer = nn.Conv2d(2, 3, 3).half()
+    wanted = {"input": [True, False, False], "weight": [False, True, False], "bias": [False, False, True]}
+    with emulate("cuda", arithmetic="exact"):
+        grad = integers(1, 3, 3, 3, seed=2)
+        for place, mask in enumerate(wanted.values()):
+            found = torch.ops.aten.convolution_backward(
+                grad, x, layer.weight, [3], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask
+            )
+            assert [part is not None for part in found] == mask
+            assert found[place].dtype == torch.float16
 
 
 def test_tf32_cuts_fp32_operands_and_leaves_16_bit_operands_alone():

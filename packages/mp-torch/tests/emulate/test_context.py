@@ -180,7 +180,10 @@ def test_a_dtype_that_the_caller_asks_for_is_kept_and_float64_is_left_alone():
         assert torch.ops.aten.softmax.int(half, 0, torch.float16).dtype == torch.float16
         assert torch.ops.aten.softmax.int(half, 0, None).dtype == torch.float32
         assert torch.cumsum(half, 0, dtype=torch.float16).dtype == torch.float16
-        assert half.norm(dim=0).dtype == torch.float32
+        assert torch.ops.aten.norm.Scalar(half, 2).dtype == torch.float32
+        assert torch.ops.aten.norm.ScalarOpt_dim(half, 2, [0]).dtype == torch.float32
+        assert torch.ops.aten.norm.Scalar(half.double(), 2).dtype == torch.float64
+        assert torch.addmv(half, torch.eye(3), half, beta=0.5).tolist() == [1.5, 1.5, 1.5]
         for op in (torch.exp, torch.sum, torch.norm):
             assert op(half.double()).dtype == torch.float64
         assert torch.mv(torch.eye(3, dtype=torch.float64), half.double()).dtype == torch.float64
@@ -265,3 +268,28 @@ def test_a_model_that_is_not_on_the_cpu_is_refused():
     with pytest.raises(UnsupportedDeviceError, match=message):
         emulate("cuda", model=nn.Linear(2, 2, device="meta"))
     emulate("cuda", model=nn.Linear(2, 2))
+
+
+def test_the_engine_refuses_fp16_on_hardware_that_saturates_without_telling():
+    model = nn.Linear(2, 2)
+    with (
+        emulate("npu", overflow="saturate"),
+        pytest.raises(UnsupportedDeviceError, match="65504 there and no status flag tells of it"),
+    ):
+        AmpEngine(model, torch.optim.SGD(model.parameters(), 0.1), precision="fp16-mixed")
+
+
+@pytest.mark.parametrize(
+    ("saturate", "flush", "expected"),
+    [
+        (True, False, [65504.0, -65504.0, 0.0, 2.0**-20]),
+        (False, True, [float("inf"), float("-inf"), float("nan"), 0.0]),
+    ],
+)
+def test_limits_act_on_their_own_on_every_16_bit_result(saturate, flush, expected):
+    values = torch.tensor([1e6, -1e6, float("nan"), 2.0**-20])
+    with emulate("npu", overflow="saturate" if saturate else "ieee", subnormals=not flush):
+        found = values.half()
+        views = found.view(2, 2)[0, 0].item(), found.float().dtype
+    assert [repr(x) for x in found.tolist()] == [repr(x) for x in expected]
+    assert views == (expected[0], torch.float32)

@@ -141,6 +141,22 @@ def test_random_and_in_place_ops_are_counted_by_what_they_gave():
     assert all(row["calls"] == 1 for row in report.rows())
 
 
+def test_an_op_that_cannot_be_repeated_in_fp32_is_counted_by_what_it_gave():
+    def only_half(x):
+        if x.dtype is not torch.float16:
+            raise TypeError
+        return x * 1
+
+    library = torch.library.Library("mp_report_test", "FRAGMENT")
+    library.define("only_half(Tensor x) -> Tensor")
+    library.impl("only_half", only_half, "CPU")
+    with NumericsReport(nn.Linear(1, 1)) as report:
+        torch.ops.mp_report_test.only_half(torch.full((2,), 2.0**-20, dtype=torch.float16))
+    (row,) = rows_of(report, op="mp_report_test::only_half")
+    assert row["subnormals"] == 2
+    library._destroy()
+
+
 def small_gradients(scale=1.0, precision="fp16-mixed", judged="fp16-mixed", factor=1e-9):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))

@@ -50,15 +50,8 @@ def from_numpy(x: NDArray[Any]) -> torch.Tensor:
 class Arithmetic(Protocol):
     """What the kernels of the matmul family ask of an arithmetic."""
 
-    whole: bool
-    """Whether convolution and attention are run whole, by torch's fp32 kernels, rather than from products."""
-
     dtypes: tuple[torch.dtype, ...]
     """The dtypes of the operands that it takes over; torch multiplies the others."""
-
-    def widen(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` in fp32, as the multipliers see it."""
-        ...
 
     def product(
         self,
@@ -96,8 +89,6 @@ class FastArithmetic:
     >>> FastArithmetic().product(a, torch.ones_like(a).t()).item()
     1.0
     """
-
-    whole = True
 
     def __init__(self, *, tf32: bool = False) -> None:
         self.dtypes: tuple[torch.dtype, ...] = (*LOW_DTYPES, torch.float32) if tf32 else LOW_DTYPES
@@ -151,15 +142,9 @@ class EmulatedArithmetic:
     1.0
     """
 
-    whole = False
-
     def __init__(self, accumulators: Mapping[torch.dtype, Any]) -> None:
         self._accumulators = dict(accumulators)
         self.dtypes: tuple[torch.dtype, ...] = tuple(self._accumulators)
-
-    def widen(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` in fp32."""
-        return x.float()
 
     def product(
         self,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mp_torch.emulate.arithmetic import FastArithmetic
 from mp_torch.emulate.dispatcher import native
 
 if TYPE_CHECKING:
@@ -32,11 +34,10 @@ def kernels(arithmetic: Arithmetic) -> dict[str, tuple[int, Callable[..., Any]]]
     Source: Dao, FlashAttention-2, arXiv 2307.08691: scores and softmax in fp32, probabilities rounded to the inputs'
     format before they meet the values.
 
-    >>> from mp_torch.emulate.arithmetic import FastArithmetic
     >>> len(kernels(FastArithmetic()))
     2
     """
-    forward, backward = _widened(arithmetic) if arithmetic.whole else _from_products(arithmetic)
+    forward, backward = _widened(arithmetic) if isinstance(arithmetic, FastArithmetic) else _from_products(arithmetic)
     return {_FORWARD: (0, forward), _BACKWARD: (0, backward)}
 
 
@@ -45,7 +46,7 @@ def _wide(mask: torch.Tensor | None) -> torch.Tensor | None:
     return mask.float() if mask is not None and mask.dtype.is_floating_point else mask
 
 
-def _widened(arithmetic: Arithmetic) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _widened(arithmetic: FastArithmetic) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Torch's fp32 kernels between an exact widening and one rounding; the log-sum-exp stays fp32."""
     widen = arithmetic.widen
     attend, differentiate = native(_FORWARD), native(_BACKWARD)
@@ -76,25 +77,6 @@ def _widened(arithmetic: Arithmetic) -> tuple[Callable[..., Any], Callable[..., 
 def _from_products(arithmetic: Arithmetic) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Scores in fp32, softmax in fp32, probabilities rounded once, every product by the arithmetic."""
 
-    def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
-        flat_a = a.expand(*batch, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
-        flat_b = b.expand(*batch, *b.shape[-2:]).reshape(-1, *b.shape[-2:])
-        return arithmetic.product(flat_a, flat_b, dtype=dtype).reshape(*batch, a.shape[-2], b.shape[-1])
-
-    def scores(
-        q: torch.Tensor, k: torch.Tensor, is_causal: bool, attn_mask: torch.Tensor | None, scale: float
-    ) -> torch.Tensor:
-        found = product(q, k.transpose(-2, -1), torch.float32) * scale
-        if is_causal:
-            allowed = torch.ones(found.shape[-2:], dtype=torch.bool).tril()
-            return found.masked_fill(~allowed, -math.inf)
-        if attn_mask is None:
-            return found
-        if attn_mask.dtype is torch.bool:
-            return found.masked_fill(~attn_mask, -math.inf)
-        return found + attn_mask.float()
-
     def forward(
         q: torch.Tensor,
         k: torch.Tensor,
@@ -105,10 +87,10 @@ def _from_products(arithmetic: Arithmetic) -> tuple[Callable[..., Any], Callable
         attn_mask: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        found = scores(q, k, is_causal, attn_mask, scale or q.shape[-1] ** -0.5)
+        scores = _Scores(arithmetic, is_causal, attn_mask, scale or q.shape[-1] ** -0.5)
+        found = scores.of(q, k)
         logsumexp = torch.logsumexp(found, -1)
-        probabilities = torch.exp(found - logsumexp.unsqueeze(-1)).nan_to_num(0.0)  # a row that sees nothing gives 0
-        return product(probabilities.to(v.dtype), v), logsumexp
+        return scores.product(_probabilities(found, logsumexp).to(v.dtype), v), logsumexp
 
     def backward(
         grad: torch.Tensor,
@@ -123,13 +105,43 @@ def _from_products(arithmetic: Arithmetic) -> tuple[Callable[..., Any], Callable
         attn_mask: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        factor = scale or q.shape[-1] ** -0.5
-        found = scores(q, k, is_causal, attn_mask, factor)
-        probabilities = torch.exp(found - logsumexp.unsqueeze(-1)).nan_to_num(0.0)
-        grad_v = product(probabilities.to(v.dtype).transpose(-2, -1), grad)
-        pull = product(grad, v.transpose(-2, -1), torch.float32)
+        scores = _Scores(arithmetic, is_causal, attn_mask, scale or q.shape[-1] ** -0.5)
+        probabilities = _probabilities(scores.of(q, k), logsumexp)
+        grad_v = scores.product(probabilities.to(v.dtype).transpose(-2, -1), grad)
+        pull = scores.product(grad, v.transpose(-2, -1), torch.float32)
         mean = (grad.float() * out.float()).sum(-1, keepdim=True)
-        grad_scores = (probabilities * (pull - mean) * factor).to(q.dtype)
-        return product(grad_scores, k), product(grad_scores.transpose(-2, -1), q), grad_v
+        grad_scores = (probabilities * (pull - mean) * scores.scale).to(q.dtype)
+        return scores.product(grad_scores, k), scores.product(grad_scores.transpose(-2, -1), q), grad_v
 
     return forward, backward
+
+
+def _probabilities(scores: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
+    """The softmax; a row that sees nothing gives zeros."""
+    return torch.exp(scores - logsumexp.unsqueeze(-1)).nan_to_num(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """Products over leading axes, and the masked scores of one call."""
+
+    arithmetic: Arithmetic
+    is_causal: bool
+    mask: torch.Tensor | None
+    scale: float
+
+    def product(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """``a @ b`` over the leading axes that both have."""
+        flat_a, flat_b = (x.reshape(-1, *x.shape[-2:]) for x in (a, b))
+        return self.arithmetic.product(flat_a, flat_b, dtype=dtype).reshape(*a.shape[:-1], b.shape[-1])
+
+    def of(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """Scores in fp32, minus infinity where a query may not look."""
+        found = self.product(q, k.transpose(-2, -1), torch.float32) * self.scale
+        if self.is_causal:
+            return found.masked_fill(~torch.ones(found.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+        if self.mask is None:
+            return found
+        if self.mask.dtype is torch.bool:
+            return found.masked_fill(~self.mask, -math.inf)
+        return found + self.mask.float()

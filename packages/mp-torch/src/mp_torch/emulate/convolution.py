@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mp_torch.emulate.arithmetic import FastArithmetic
 from mp_torch.emulate.dispatcher import native
 
 if TYPE_CHECKING:
@@ -30,15 +31,14 @@ def kernels(arithmetic: Arithmetic) -> dict[str, tuple[int, Callable[..., Any]]]
 
     Source: the schemas of ``aten::convolution`` and ``aten::convolution_backward``.
 
-    >>> from mp_torch.emulate.arithmetic import FastArithmetic
     >>> sorted(kernels(FastArithmetic()))
     ['aten::convolution', 'aten::convolution_backward']
     """
-    forward, backward = _widened(arithmetic) if arithmetic.whole else _from_products(arithmetic)
+    forward, backward = _widened(arithmetic) if isinstance(arithmetic, FastArithmetic) else _from_products(arithmetic)
     return {"aten::convolution": (0, forward), "aten::convolution_backward": (0, backward)}
 
 
-def _widened(arithmetic: Arithmetic) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _widened(arithmetic: FastArithmetic) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Torch's fp32 kernels between an exact widening and one rounding."""
     widen = arithmetic.widen
     convolve, differentiate = native("aten::convolution"), native("aten::convolution_backward")

@@ -139,11 +139,9 @@ def _setting_dtype(name: str, casts: Casts) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with excluding(casts.excluded):
             given = args[position] if len(args) > position else kwargs.get("dtype")
-            if given is not None or not casts.eligible(args[0]):
-                return op(*args, **kwargs)
-            if len(args) > position:
-                return op(*args[:position], torch.float32, *args[position + 1 :], **kwargs)
-            return op(*args, **{**kwargs, "dtype": torch.float32})
+            if given is None and casts.eligible(args[0]):
+                return op(*args[:position], **{**kwargs, "dtype": torch.float32})
+            return op(*args, **kwargs)
 
     return kernel
 
