@@ -282,3 +282,12 @@ def test_any_legal_policy_keeps_its_scale_between_floor_and_ceiling_for_ever(
         assert 2.0**-20 <= state.scale <= 2.0**30
         assert state.scale <= before.scale if found_inf else state.scale >= before.scale
         assert state.scale == float(np.float32(state.scale))
+
+
+def test_growth_stops_at_the_ceiling_and_an_overflow_there_still_shrinks_the_scale() -> None:
+    scale = LossScale(growth_interval=1)
+    state = scale.initial()
+    for _ in range(200):
+        state = scale.next(state, False)
+    assert state.scale == 2.0**127
+    assert scale.next(state, True).scale == 2.0**126

@@ -81,7 +81,7 @@ def _normalised_backward(
 
 
 def rms_norm(x: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float) -> tuple[Array, Array]:
-    """X / sqrt(mean(x**2) + eps) * weight over the last dimensions, with 1 / sqrt(...)."""
+    """Quotient x / sqrt(mean(x**2) + eps) * weight over the last dimensions, with 1 / sqrt(...)."""
     axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     with np.errstate(all="ignore"):
         z = wide(x)

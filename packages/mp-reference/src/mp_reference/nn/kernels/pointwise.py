@@ -81,7 +81,7 @@ def sigmoid_backward(gradient: Array, output: Array) -> Array:
 
 
 def silu(x: Array) -> Array:
-    """X * sigmoid(x)."""
+    """Product x * sigmoid(x)."""
     return narrow(wide(x) * sigmoid64(x), x)
 
 
@@ -105,7 +105,7 @@ def softplus_backward(gradient: Array, x: Array, beta: float = 1.0, threshold: f
 
 
 def gelu(x: Array, approximate: str = "none") -> Array:
-    """X * P(N(0, 1) <= x), by the error function ("none") or by a hyperbolic tangent ("tanh")."""
+    """Product x * P(N(0, 1) <= x), by the error function ("none") or by a hyperbolic tangent ("tanh")."""
     z = wide(x)
     share = _tanh_of_cubic(z) if approximate == "tanh" else _erf64(z / math.sqrt(2))
     share += 1

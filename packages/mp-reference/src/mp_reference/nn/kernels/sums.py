@@ -56,7 +56,7 @@ def cumulative_sum(x: Array, dim: int) -> Array:
 
 
 def _shifted(x: Array, dim: int) -> NDArray[np.float64]:
-    """X less its largest element, in float64; a row of -inf alone gives NaN, as on a device."""
+    """Value less its largest element, in float64; a row of -inf alone gives NaN, as on a device."""
     z = wide(x)
     with np.errstate(invalid="ignore"):
         return np.asarray(z - np.max(z, axis=dim, keepdims=True))

@@ -29,7 +29,7 @@ def _binary(op: str, x: Tensor | Number, y: Tensor | Number) -> tuple[Tape, Tens
 
 
 def add(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """X + y.
+    """Sum x + y.
 
     Vjp: the gradient, to both. Autocast: add, no rule (two formats promote to fp32).
     Rounding: the exact sum, once; a number takes part as an fp32 value.
@@ -43,7 +43,7 @@ def add(x: Tensor | Number, y: Tensor | Number) -> Tensor:
 
 
 def sub(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """X - y.
+    """Difference x - y.
 
     Vjp: the gradient to x, its negative to y. Autocast: sub, no rule. Rounding: the exact difference, once.
 
@@ -55,7 +55,7 @@ def sub(x: Tensor | Number, y: Tensor | Number) -> Tensor:
 
 
 def mul(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """X * y.
+    """Product x * y.
 
     Vjp: g * y, g * x. Autocast: mul, no rule. Rounding: the exact product, once, in the vjp too.
 
@@ -70,7 +70,7 @@ def mul(x: Tensor | Number, y: Tensor | Number) -> Tensor:
 
 
 def div(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """X / y.
+    """Quotient x / y.
 
     Vjp: g / y; -g * ((x / y) / y), each of its operations rounded, as torch composes it. Autocast: div, no rule.
     Rounding: the exact quotient, once.
@@ -102,7 +102,7 @@ def neg(x: Tensor) -> Tensor:
 
 
 def pow(x: Tensor, exponent: Number) -> Tensor:  # noqa: A001  # torch's name
-    """X ** exponent for a number.
+    """Power x ** exponent for a number.
 
     Vjp: g * (exponent * x ** (exponent - 1)), fp32 inside. Autocast: pow.Tensor_Scalar, fp32 on cuda.
     Rounding: the power in fp32, then once; in fp32 itself correctly rounded but for one input in some 10**8.
@@ -148,7 +148,7 @@ def rsqrt(x: Tensor) -> Tensor:
 
 
 def exp(x: Tensor) -> Tensor:
-    """E ** x.
+    """Exponential e ** x.
 
     Vjp: g * output. Autocast: exp, fp32 on cuda. Rounding: in fp32, then once.
 
@@ -175,7 +175,7 @@ def log(x: Tensor) -> Tensor:
 
 
 def relu(x: Tensor) -> Tensor:
-    """X where it is above 0, else 0.
+    """Positive part: x where it is above 0, else 0.
 
     Vjp: g where the output is above 0, else 0. Autocast: relu, no rule. Rounding: none, it is exact.
 
@@ -188,7 +188,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
-    """X times the normal distribution function, by erf ("none") or tanh (several times faster).
+    """Product of x and the normal distribution function, by erf ("none") or tanh (several times faster).
 
     Vjp: the derivative, fp32 inside. Autocast: gelu, no rule. Rounding: the whole formula in fp32, then once.
 
@@ -204,7 +204,7 @@ def gelu(x: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """X * sigmoid(x).
+    """Product x * sigmoid(x).
 
     Vjp: the derivative, fp32 inside. Autocast: silu, no rule. Rounding: the whole formula in fp32, then once.
 
@@ -261,7 +261,7 @@ def softplus(x: Tensor, beta: Number = 1.0, threshold: Number = 20.0) -> Tensor:
 
 
 def where(condition: Array, x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """X where the condition holds, else y.
+    """Choice: x where the condition holds, else y.
 
     Vjp: g where each was taken, else 0. Autocast: where, no rule. Rounding: none but that of a promotion.
 
@@ -276,7 +276,7 @@ def where(condition: Array, x: Tensor | Number, y: Tensor | Number) -> Tensor:
 
 
 def dropout(x: Tensor, mask: Array, p: float) -> Tensor:
-    """X / (1 - p) where the mask is true, else 0; the mask is an argument, so that nothing is random inside.
+    """Keep x / (1 - p) where the mask is true, else 0; the mask is an argument, so nothing is random inside.
 
     Vjp: the same on g. Autocast: dropout, no rule. Rounding: x times fp32(1 / (1 - p)) in fp32, then once.
 
@@ -291,7 +291,7 @@ def dropout(x: Tensor, mask: Array, p: float) -> Tensor:
 
 
 def cast(x: Tensor, fmt: FloatFormat | None) -> Tensor:
-    """X in another format; None is float64.
+    """Value of x in another format; None is float64.
 
     Vjp: g in the format of x. Autocast: none, this is the cast. Rounding: once.
 

@@ -74,7 +74,7 @@ def layer_norm(
 
 
 def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """X / sqrt(mean(x ** 2) + eps) * weight over the last dimensions.
+    """Divide by the root of the mean square: x / sqrt(mean(x ** 2) + eps) * weight over the last dimensions.
 
     Vjp: from 1 / sqrt(...) saved in fp32, fp32 inside. Autocast: rms_norm, fp32 on cuda.
     Rounding: the whole formula in fp32, then once.

@@ -16,7 +16,7 @@ Format = FloatFormat | None
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """X @ y; both have at least two dimensions, the leading ones broadcast.
+    """Matrix product x @ y; both have at least two dimensions, the leading ones broadcast.
 
     Vjp: g @ y.T and x.T @ g, under the same accumulator. Autocast: matmul, lower_precision_fp on cuda.
     Rounding: as the accumulator adds, to fp32, then once.
@@ -29,7 +29,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def bmm(x: Tensor, y: Tensor) -> Tensor:
-    """X @ y for a batch of matrices: (B, M, K) by (B, K, N).
+    """Matrix products x @ y of a batch: (B, M, K) by (B, K, N).
 
     Vjp: as matmul. Autocast: bmm, lower_precision_fp on cuda. Rounding: as matmul.
 
@@ -58,7 +58,7 @@ def _matmul(op: str, x: Tensor, y: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """X @ weight.T + bias; x is (..., in), weight (out, in), bias (out,).
+    """Affine map x @ weight.T + bias; x is (..., in), weight (out, in), bias (out,).
 
     Vjp: g @ weight; g.T @ x and the sum of g over all rows at once. Autocast: linear, lower_precision_fp on cuda.
     Rounding: the product as the accumulator adds, to fp32; the bias added in fp32; then once.

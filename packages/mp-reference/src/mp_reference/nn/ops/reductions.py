@@ -106,7 +106,7 @@ def cumsum(x: Tensor, dim: int) -> Tensor:
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """E ** x over its sum along a dimension.
+    """Exponentials e ** x over their sum along a dimension.
 
     Vjp: output * (g - sum(g * output)), fp32 inside. Autocast: softmax.int, output fp32 on cuda.
     Rounding: the whole formula in fp32, then once.
