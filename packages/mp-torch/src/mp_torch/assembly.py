@@ -138,12 +138,15 @@ class Assembly:
     def context(self) -> AbstractContextManager[Any]:
         """Autocast and op rules for a forward pass, from the moment that it is entered."""
         if self.row.compute is None:
-            return torch.autocast(self.computes_on, enabled=False)
+            plain = torch.autocast(self.computes_on, enabled=False)
+            return _both(plain, self.device.tf32()) if self.row.tf32 else plain
         cast = torch.autocast(self.computes_on, dtype=self.row.compute, cache_enabled=False)
         return cast if self.rules is None else _both(cast, self.rules)
 
     def rules_context(self) -> AbstractContextManager[Any]:
-        """Op rules alone, for what a backward pass computes again."""
+        """Op rules alone, for what a backward pass computes again; in tf32 its matmuls are tf32 as well."""
+        if self.row.tf32:
+            return self.device.tf32()
         return nullcontext() if self.rules is None else self.rules
 
     def _parts(self) -> tuple[list[ClipSet], list[Part]]:

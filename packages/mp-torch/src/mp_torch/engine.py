@@ -22,7 +22,7 @@ from mp_torch.outcome import Step, idle_outcome
 from mp_torch.parallel import ManyRanks
 from mp_torch.persistence import Persistent
 from mp_torch.phase import Phase, checked_weight
-from mp_torch.precision import Region
+from mp_torch.precision import Region, run_backward
 from mp_torch.ranks import unwrapped, why_fixed
 from mp_torch.report import StepReport
 from mp_torch.scaling import LossScale, MovingScale, fp32, representable
@@ -156,7 +156,7 @@ class AmpEngine(ManyRanks, Persistent):
         seeds = [self.scale.seed(one, phase.loss_dtype, weight) for one in losses]
         try:
             with self.ranks.micro_step(last=phase.complete), self.assembly.rules_context():
-                torch.autograd.backward(losses, seeds, retain_graph=retain_graph)
+                run_backward(losses, seeds, retain_graph)
         except BaseException as error:
             self._discard_()
             error.add_note(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-import types
 from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +20,21 @@ from mp_torch.dtypes import nearest
 from mp_torch.errors import AmpConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
 
-__all__ = ["SAFE_MODULES", "SAFE_OPS", "OpRules", "Region", "functions_named", "matching", "run_in_region_"]
+__all__ = [
+    "SAFE_MODULES",
+    "SAFE_OPS",
+    "OpRules",
+    "Region",
+    "functions_named",
+    "matching",
+    "run_backward",
+    "run_in_region_",
+]
 
 SAFE_OPS = (
     "softmax", "softmin", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm", "instance_norm",
@@ -78,14 +86,17 @@ class OpRules(TorchFunctionMode):
         rules: name -> "fp32", "lower_precision_fp" or "promote".
         device_type: whose autocast the rules stand above.
         lower: the 16-bit dtype.
+        alone: what a rule here decided no rule outside decides again.
 
     >>> with OpRules({"softmax": "fp32"}, device_type="cpu", lower=torch.bfloat16):
     ...     torch.softmax(torch.zeros(2, dtype=torch.bfloat16), -1).dtype
     torch.float32
     """
 
-    def __init__(self, rules: Mapping[str, str], *, device_type: str, lower: torch.dtype) -> None:
+    def __init__(self, rules: Mapping[str, str], *, device_type: str, lower: torch.dtype, alone: bool = False) -> None:
         super().__init__()
+        self.rules = dict(rules)
+        self.alone = alone
         self.table = {function: rule for name, rule in rules.items() for function in functions_named(name)}
         self.device_type = device_type
         self.lower = lower
@@ -96,8 +107,20 @@ class OpRules(TorchFunctionMode):
         """Cast and run with autocast off if a rule names the function; else just run."""
         rule = self.table.get(func)
         if rule is None:
+            if func is torch.autograd.backward:  # a recomputation that differentiates: the rules hold inside it as well
+                with self:
+                    return run_backward(*args, **(kwargs or {}))
             return func(*args, **(kwargs or {}))
-        return _run(func, args, kwargs or {}, self.device_type, self._dtype(rule, args))
+        dtype = self._dtype(rule, args)
+        if self.alone:
+            with torch._C.DisableTorchFunction():  # noqa: SLF001  # torch gives it no public name
+                return _run(func, args, kwargs or {}, self.device_type, dtype)
+        return _run(func, args, kwargs or {}, self.device_type, dtype)
+
+    def __reduce__(self) -> Any:
+        """Made anew from its arguments, since functions of torch have no place in a pickle."""
+        again = functools.partial(OpRules, device_type=self.device_type, lower=self.lower, alone=self.alone)
+        return again, (self.rules,)
 
     def _dtype(self, rule: str, args: tuple[Any, ...]) -> torch.dtype:
         if rule == "fp32":
@@ -108,6 +131,42 @@ class OpRules(TorchFunctionMode):
         for one in _tensors(args):
             widest = torch.promote_types(widest, one.dtype)
         return widest
+
+
+def run_backward(
+    tensors: Sequence[torch.Tensor],
+    grad_tensors: Sequence[torch.Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Sequence[torch.Tensor] | None = None,
+) -> None:
+    """``torch.autograd.backward`` that leaves op rules in force for what it computes again.
+
+    torch's own function takes the rules off while it runs, since it is a function that rules could name.
+
+    Args:
+        tensors: what to differentiate.
+        grad_tensors: their gradients; ones where there are none.
+        retain_graph: as in torch.
+        create_graph: as in torch.
+        inputs: as in torch.
+
+    >>> x = torch.ones(1, requires_grad=True)
+    >>> run_backward([x * 3])
+    >>> x.grad
+    tensor([3.])
+    """
+    given = [None] * len(tensors) if grad_tensors is None else list(grad_tensors)
+    seeds = tuple(torch.ones_like(t) if seed is None else seed for t, seed in zip(tensors, given, strict=True))
+    torch.autograd.Variable._execution_engine.run_backward(  # noqa: SLF001
+        tuple(tensors),
+        seeds,
+        create_graph if retain_graph is None else retain_graph,
+        create_graph,
+        () if inputs is None else tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def _run(func: Callable[..., Any], args: Any, kwargs: Any, device_type: str, dtype: torch.dtype) -> Any:
@@ -198,10 +257,13 @@ class Region(ContextDecorator):
 def run_in_region_(module: nn.Module, device_type: str, dtype: torch.dtype) -> None:
     """Make a module compute in one dtype, whatever surrounds it.
 
+    In fp32 its ``forward`` gets floating inputs cast, and runs with autocast off. In the lower dtype autocast goes on
+    casting weights, and every function that is kept in fp32 elsewhere is not kept here. Survives ``copy.deepcopy``,
+    pickling and tracing by ``torch.compile``.
+
     Args:
-        module: its ``forward`` gets its floating inputs cast, and runs with autocast off. Survives ``copy.deepcopy``,
-            pickling and tracing by ``torch.compile``.
-        device_type: whose autocast is switched off.
+        module: changed in place.
+        device_type: whose autocast is meant.
         dtype: fp32, or the lower one.
 
     >>> linear = torch.nn.Linear(2, 2)
@@ -210,11 +272,19 @@ def run_in_region_(module: nn.Module, device_type: str, dtype: torch.dtype) -> N
     ...     linear(torch.zeros(1, 2)).dtype
     torch.float32
     """
-    module.mp_region = (device_type, dtype)  # type: ignore[assignment]
+    rules = None
+    if dtype != torch.float32:
+        lowered = dict.fromkeys(SAFE_OPS, "lower_precision_fp")
+        rules = OpRules(lowered, device_type=device_type, lower=dtype, alone=True)
+    module.mp_region = (device_type, dtype, rules)  # type: ignore[assignment]
     if "forward" not in module.__dict__:
         module.forward = functools.partial(_region_forward, module)  # a bound method would not be found when unpickled
 
 
 def _region_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-    device_type, dtype = module.mp_region
-    return _run(types.MethodType(type(module).forward, module), args, kwargs, device_type, dtype)
+    device_type, dtype, rules = module.mp_region
+    forward = type(module).forward
+    if rules is None:
+        return _run(forward, (module, *args), kwargs, device_type, dtype)
+    with rules:
+        return forward(module, *_cast(args, dtype), **_cast(kwargs, dtype))

@@ -6,6 +6,7 @@ them, so that nothing else in the package asks for a device's name.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ from mp_torch.errors import UnsupportedDeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 __all__ = ["Device", "Probe"]
 
@@ -139,6 +141,10 @@ class Device:
         event = module.Event()
         event.record(module.current_stream(self.device))  # of this device, which need not be the current one
         return event
+
+    def tf32(self) -> AbstractContextManager[None]:
+        """While it is open, fp32 matmuls and convolutions may use tensor cores, where there are any."""
+        return nullcontext()
 
     def synchronize(self) -> None:
         """Wait for everything queued on the device."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
 import torch
 
 from mp_torch.devices.base import Device, module_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["CUDADevice"]
 
@@ -30,3 +36,16 @@ class CUDADevice(Device):
             return None
         major, minor = torch.cuda.get_device_capability(self.device)
         return f"{major}.{minor}"
+
+    @contextmanager
+    def tf32(self) -> Iterator[None]:
+        """Switch torch's matmul and convolution settings to tf32, and back to what they were."""
+        settings: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+        before = [one.fp32_precision for one in settings]
+        try:
+            for one in settings:
+                one.fp32_precision = "tf32"
+            yield
+        finally:
+            for one, value in zip(settings, before, strict=True):
+                one.fp32_precision = value
