@@ -9,6 +9,7 @@ import torch
 
 from mp_torch.errors import CheckpointError
 from mp_torch.phase import phase_from_state
+from mp_torch.ranks import like
 from mp_torch.scaling import ScaleState
 from mp_torch.state_checks import check_fit, check_mapping
 
@@ -49,7 +50,7 @@ def engine_state(engine: AmpEngine, *, copy: bool = True) -> dict[str, Any]:
     take = _cloned if copy else _detached
     parts = engine.assembly.parts
     names = {part.weight.trained: part.weight.name for part in parts}
-    stored = {part.weight.name: part.weight.parameter.grad for part in parts}
+    stored = {part.weight.name: part.weight.stored() for part in parts}
     accumulated = {part.weight.name: part.weight.accumulated for part in parts}
     return {
         "format": FORMAT,
@@ -104,8 +105,9 @@ def restore_(engine: AmpEngine, state: Mapping[str, Any]) -> None:
             weight.load_state(state["weights"][name])
         else:
             weight.touch()
-        weight.parameter.grad = _like(state["gradients"].get(name), weight.parameter)
-        weight.accumulated = _like(state["accumulated"].get(name), weight.parameter)
+        gradient = _copy(state["gradients"].get(name), weight.held)
+        weight.parameter.grad = None if gradient is None else like(weight.parameter, gradient)
+        weight.accumulated = _copy(state["accumulated"].get(name), weight.held)
     for optimizer, saved in zip(engine.optimizers, state["optimizers"], strict=True):
         _load_optimizer_(engine, optimizer, saved)
     engine.buffers.taken = False  # a snapshot of the window that was open here is of another run
@@ -179,5 +181,5 @@ def _migrated(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def _like(value: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
-    return None if value is None else value.detach().clone().to(parameter.device)
+def _copy(value: torch.Tensor | None, beside: torch.Tensor) -> torch.Tensor | None:
+    return None if value is None else value.detach().clone().to(beside.device)

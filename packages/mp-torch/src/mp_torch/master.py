@@ -120,7 +120,7 @@ class Weight:
 
     def accumulate_(self) -> None:
         """Move a 16-bit gradient into the fp32 sum of the window."""
-        gradient = self._stored()
+        gradient = self.stored()
         if gradient is None or gradient.dtype == torch.float32 or gradient.is_sparse:
             return
         if self.accumulated is None:
@@ -134,9 +134,10 @@ class Weight:
         if self.accumulated is not None:
             self.accumulate_()
             return self.accumulated
-        return self._stored()
+        return self.stored()
 
-    def _stored(self) -> Tensor | None:
+    def stored(self) -> Tensor | None:
+        """This rank's part of what backward left in ``parameter.grad``."""
         return None if self.parameter.grad is None else local(self.parameter.grad)
 
     def clear_gradient(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from mp_torch import sharded_checkpoint
 from mp_torch.errors import AmpConfigError, AmpStateError
 from mp_torch.ranks import Sharding, pipelined, ranks_of, replicated, sharded_
 from mp_torch.scaling import MovingScale
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from mp_torch.assembly import Assembly
     from mp_torch.config import AmpConfig
     from mp_torch.devices import Device
+    from mp_torch.engine import AmpEngine
     from mp_torch.phase import Phase
     from mp_torch.ranks import Ranks
     from mp_torch.ranks.base import DeviceMesh, ProcessGroup
@@ -144,6 +147,27 @@ class ManyRanks:
             return ranks.scaled(loss, self.scale.seed(loss, None, 1.0))
 
         return scaled
+
+    def save_sharded(self, folder: str | Path) -> None:
+        """Write model and engine through ``torch.distributed.checkpoint``, each rank its own parts. Collective.
+
+        The last whole checkpoint of the folder stays until the new one is whole.
+
+        Args:
+            folder: of the run's checkpoints.
+        """
+        sharded_checkpoint.save(cast("AmpEngine", self), Path(folder))
+
+    def load_sharded(self, folder: str | Path) -> None:
+        """Read what any number of ranks saved, also in one process: parameters, masters, moments, loss scale.
+
+        Args:
+            folder: as for ``save_sharded``.
+
+        Raises:
+            CheckpointError: there is no whole checkpoint, or it is of another run; nothing was changed.
+        """
+        sharded_checkpoint.load_(cast("AmpEngine", self), Path(folder))
 
     def _require_fresh(self, action: str) -> None:
         stepped = self.update_index or self.phase.open or any(one.state for one in self.assembly.optimizers)

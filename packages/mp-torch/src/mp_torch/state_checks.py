@@ -88,13 +88,13 @@ def _check_weights(engine: AmpEngine, state: Mapping[str, Any]) -> None:
         check_keys(values, carried[name], f"weights[{name!r}]")
         for key, one in values.items():
             check_tensor(one, carried[name][key], f"{key} of {name!r}")
-    parameters = {part.weight.name: part.weight.parameter for part in engine.assembly.parts}
+    parameters = {part.weight.name: part.weight.held for part in engine.assembly.parts}
     for key in ("gradients", "accumulated"):
         check_mapping(state[key], key)
         for name, one in state[key].items():
             if name not in parameters:
                 raise CheckpointError(f"{key}[{name!r}] fits no parameter of this model")
-            wanted = parameters[name].detach()
+            wanted = parameters[name]
             check_tensor(one, wanted if key == "gradients" else wanted.float(), f"{key}[{name!r}]")
 
 
@@ -171,7 +171,7 @@ def check_tensor(given: Any, wanted: torch.Tensor, what: str) -> None:
 
 
 def _check_optimizers(engine: AmpEngine, state: Mapping[str, Any]) -> None:
-    shapes = {part.weight.name: part.weight.parameter.shape for part in engine.assembly.parts}
+    shapes = {part.weight.name: part.weight.held.shape for part in engine.assembly.parts}
     names = {part.weight.trained: part.weight.name for part in engine.assembly.parts}
     for optimizer, saved in zip(engine.optimizers, state["optimizers"], strict=True):
         check_mapping(saved, "an optimizer's state")

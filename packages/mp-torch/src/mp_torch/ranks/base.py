@@ -23,6 +23,9 @@ class Ranks(Protocol):
     decided from it is decided once.
     """
 
+    prefix: str
+    """What stands before this rank's names in a checkpoint of all ranks."""
+
     opens_windows: bool
     """Whether ``step()`` ends a micro-step whose backward somebody else ran."""
 

@@ -24,8 +24,8 @@ __all__ = ["DataParallelRanks"]
 class DataParallelRanks(GroupRanks):
     """The ranks of a model that is wrapped in ``DistributedDataParallel``.
 
-    All of them hold the same gradients once these are exchanged, so norms need no exchange of their own; the decision
-    is exchanged all the same, because a rank may have changed its gradients by hand.
+    All of them hold the same gradients once these are exchanged. Norms and the decision are exchanged all the same,
+    because a rank may have changed its gradients by hand.
 
     Args:
         model: the wrapped model; gets a communication hook.
@@ -67,10 +67,6 @@ class DataParallelRanks(GroupRanks):
         with super().micro_step(last=last):
             yield
 
-    def tensor_sums(self, sums: Tensor, parameters: Sequence[Tensor]) -> Tensor:  # noqa: ARG002  # all ranks know them
-        """The sums themselves."""
-        return sums
-
-    def tensor_maxima(self, maxima: Tensor, parameters: Sequence[Tensor]) -> Tensor:  # noqa: ARG002  # as above
-        """The maxima themselves."""
-        return maxima
+    def tensor_sums(self, sums: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """Every rank has the same gradients, so one that differs is not finite: the largest is the sum of each."""
+        return self.tensor_maxima(sums, parameters)

@@ -41,6 +41,9 @@ class GroupRanks:
         self.layout = Layout(parameters, self.group, stage)
         self.alarm = Alarm(distributed.get_rank())
 
+    prefix = ""
+    """Ranks hold the same names; a checkpoint needs nothing before them."""
+
     opens_windows = False
     """``backward()`` is the engine's."""
 
@@ -61,13 +64,16 @@ class GroupRanks:
 
     def tensor_sums(self, sums: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Add what the ranks hold of each logical tensor; a part that several hold counts once. One collective."""
-        return self._over_all(sums, parameters, SUM)
+        sums = sums.to(self.layout.device)  # where there is no gradient they are made anywhere
+        return self._reduced(self.layout.spread(sums, parameters), SUM)[self.layout.places(parameters)]
 
     def tensor_maxima(self, maxima: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """The largest over each logical tensor; NaN if a part of it is. Two collectives: a maximum may lose a NaN."""
-        unknown = self._over_all(maxima.isnan().float(), parameters, MAX)
-        peak = self._over_all(torch.where(maxima.isnan(), 0.0, maxima), parameters, MAX)
-        return torch.where(unknown != 0, torch.nan, peak)
+        """The largest over each logical tensor; NaN if a part of it is. One collective."""
+        maxima = maxima.to(self.layout.device)
+        unknown = maxima.isnan()
+        pair = [self.layout.spread(one, parameters) for one in (torch.where(unknown, 0.0, maxima), unknown.to(maxima))]
+        peak, nan = self._reduced(torch.stack(pair), MAX)[:, self.layout.places(parameters)].unbind()
+        return torch.where(nan != 0, torch.nan, peak)
 
     def first_nonfinite(
         self, finite: Tensor, sums: Tensor, parameters: Sequence[Tensor]
@@ -121,11 +127,6 @@ class GroupRanks:
         """Whether any rank has a gradient. One collective, and the host waits for it."""
         flag = torch.tensor(float(here), device=self.layout.device)
         return bool(self._reduced(flag, MAX).item())
-
-    def _over_all(self, values: Tensor, parameters: Sequence[Tensor], op: distributed.ReduceOp.RedOpType) -> Tensor:
-        values = values.to(self.layout.device)  # where there is no gradient they are made anywhere
-        whole = self._reduced(self.layout.spread(values, parameters), op)
-        return whole[self.layout.places(parameters)]
 
     def _reduced(self, values: Tensor, op: distributed.ReduceOp.RedOpType) -> Tensor:
         values = values.clone()

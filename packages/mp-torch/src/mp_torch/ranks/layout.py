@@ -104,8 +104,11 @@ class Layout:
         return [self._place[id(parameter)] for parameter in parameters]
 
     def spread(self, values: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """Values of this rank's parameters at their places, and zero where another rank counts."""
+        """Values of this rank's parameters at their places, and zero where another rank counts.
+
+        What is not finite counts wherever it is: a replica that overflowed alone must stop everybody.
+        """
+        owned = torch.tensor([self._owned[id(one)] for one in parameters], dtype=torch.bool, device=values.device)
         whole = values.new_zeros(self.count)
-        chosen = [index for index, parameter in enumerate(parameters) if self._owned[id(parameter)]]
-        whole[self.places([parameters[index] for index in chosen])] = values[chosen]
+        whole[self.places(parameters)] = torch.where(owned | ~values.isfinite(), values, 0.0)
         return whole

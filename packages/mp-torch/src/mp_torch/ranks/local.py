@@ -78,6 +78,9 @@ class LocalRanks:
     1
     """
 
+    prefix = ""
+    """Nothing stands before the names of a checkpoint."""
+
     opens_windows = False
     """``backward()`` is the engine's."""
 

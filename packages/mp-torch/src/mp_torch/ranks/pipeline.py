@@ -53,6 +53,7 @@ class PipelineRanks(ShardedRanks):
         self, model: nn.Module, parameters: Mapping[str, Tensor], group: ProcessGroup | None, stage: int
     ) -> None:
         super().__init__(model, parameters, group, stage)
+        self.prefix = f"stage {stage}/"
         self._plain = []  # a stage's parameters are its own
 
     def scaled(self, loss: Tensor, seed: Tensor) -> Tensor:
