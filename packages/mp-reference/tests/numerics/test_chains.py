@@ -14,11 +14,14 @@ import mp_reference as mp
 from mp_reference.numerics import exact
 from mp_reference.numerics.bits import same_bits
 from mp_reference.numerics.products import widened
+from mp_reference.numerics.rounding import round_to
+from mp_reference.numerics.rounding_bounded import BoundedKernel
+from mp_reference.numerics.rounding_kernels import Workspace
 from mp_reference.spec.accumulators import Blocked, Kahan, Lanes, Pairwise, Sequential, SplitK, lanes
 
 E5M10 = mp.FloatFormat("e8m10", exponent_bits=8, mantissa_bits=10)
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
-FORMATS = [mp.FP16, mp.BF16, mp.FP32, mp.TF32, mp.E5M2, E5M10]
+FORMATS = [mp.FP16, mp.BF16, mp.FP32, mp.TF32, mp.E5M2, mp.E4M3FN, mp.E2M1FN, E5M10]
 
 
 def once(value, fmt, rounding="nearest-even"):
@@ -234,3 +237,21 @@ def test_fp16_sums_stop_growing_at_2048_and_kahan_goes_on():
     assert mp.matmul(x, x.T, accumulator=mp.FP16).item() == 2048
     assert mp.matmul(x, x.T, accumulator=mp.kahan(mp.FP16)).item() == 4096
     assert mp.matmul(x, x.T, accumulator=mp.pairwise(mp.FP16)).item() == 4096
+
+
+@pytest.mark.parametrize("fmt", [mp.FP16, mp.E4M3FN, mp.E5M2, mp.E2M1FN], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("carrier", [np.float32, np.float64])
+def test_the_bounded_kernel_rounds_as_the_others_up_to_the_sign_of_zero(fmt, carrier, edges):
+    x = edges(fmt, every=7 if fmt.bits == 16 else 1).astype(carrier)
+    x = x[np.abs(x) < fmt.max / 2]
+    got = np.empty_like(x)
+    BoundedKernel(fmt, x.dtype)(x, got, Workspace(x.size, x.dtype), None, 0)
+    wanted = round_to(x, fmt)
+    assert same_bits(got, np.where(wanted == 0, 0, wanted)).all()
+
+
+def test_the_bounded_kernel_is_for_formats_whose_powers_the_carrier_has():
+    float32 = np.dtype(np.float32)
+    assert not BoundedKernel.suits(mp.BF16, float32)
+    assert not BoundedKernel.suits(mp.FP32, float32)
+    assert BoundedKernel.suits(mp.FP32, np.dtype(np.float64))

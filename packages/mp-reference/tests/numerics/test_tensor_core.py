@@ -197,12 +197,14 @@ def two_stage(unit, formats, a, b, c):
     value, top = groups[0]
     if unit.even_odd and tops:
         top = max(tops)
-        value = sum(cut(part, power(top - 24), down=True) for part, _ in groups)
+        value = sum(cut(part, power(top - 24), down=unit.second_cut == "toward-negative") for part, _ in groups)
     c_exponent = exponent(c, mp.FP32, None)
     largest = max(e for e in (top, c_exponent, -126) if e is not None)
     if unit.even_odd and c_exponent is not None and c_exponent < largest - 25:
         c = 0.0
-    total = cut(value, power(largest - 31), down=True) + cut(Fraction(c), power(largest - 24), down=True)
+    total = cut(value, power(largest - 31), down=unit.second_cut == "toward-negative") + cut(
+        Fraction(c), power(largest - 24), down=unit.second_cut == "toward-negative"
+    )
     return exact.round_exact(total, mp.FP32) + 0.0
 
 
@@ -273,6 +275,8 @@ def name_of(row):
 @given(data=st.data())
 def test_a_unit_computes_what_its_row_says(unit, data):
     floor = data.draw(st.sampled_from([unit.exponent_floor, unit.exponent_floor, None, -5]))
+    if unit.arithmetic == "two-stage":
+        unit = replace(unit, second_cut=data.draw(st.sampled_from(["toward-negative", "toward-zero"])))
     if unit.arithmetic == "aligned":
         zero = data.draw(st.sampled_from(["excluded", "excluded", "minimum-exponent"]))
         unit = replace(unit, exponent_floor=floor, zero_products=zero)
@@ -441,6 +445,13 @@ def test_an_instruction_shorter_than_the_block_adds_no_more_than_it_has():
 def test_an_unknown_unit_is_refused_with_the_known_ones(arguments, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         mp.tensor_core(arguments[0], architecture=arguments[1] if len(arguments) > 1 else None)
+
+
+def test_an_unknown_field_is_refused_with_the_known_ones():
+    with pytest.raises(
+        TypeError, match="tensor_core has no field 'zero_product'; a row's fields are architecture, family"
+    ):
+        mp.tensor_core("hopper", zero_product="excluded")
 
 
 def test_a_family_without_units_is_refused():

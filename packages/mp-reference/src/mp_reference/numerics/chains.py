@@ -16,7 +16,7 @@ from mp_reference.numerics.odd import ODD
 from mp_reference.numerics.rounding_bounded import BoundedKernel
 from mp_reference.numerics.rounding_kernels import Workspace, kernel_for
 from mp_reference.spec.accumulators import Accumulator, Kahan, Lanes, Pairwise, Sequential
-from mp_reference.spec.formats import FP32, FloatFormat
+from mp_reference.spec.formats import BF16, FP16, FP32, FloatFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,12 +61,16 @@ class Factors:
         part.shape = part.a.shape[1:]
         return part
 
-    def stays_below(self, limit: float, start: Tile | None) -> bool:
-        """Whether no partial sum in any order can reach ``limit``, rounding errors included."""
+    def stay_within(self, fmt: FloatFormat, start: Tile | None) -> bool:
+        """Whether no partial sum in any order can overflow ``fmt``, the errors of the roundings on the way included.
+
+        They are below ``n u`` times the sum of the magnitudes (Jeannerod and Rump 2013); twice that is allowed for.
+        """
         first = 0.0 if start is None else float(np.abs(start).max(initial=0))
         left, right = (np.abs(x.reshape(len(x), math.prod(x.shape[1:]))) for x in (self.a, self.b))
         steps = left.max(axis=1, initial=0).astype(np.float64) * right.max(axis=1, initial=0)
-        return bool(2 * (first + float(steps.sum())) < limit) and bool(np.isfinite(steps).all())
+        largest = (first + float(steps.sum())) * (1 + (len(steps) + 1) * fmt.epsilon)
+        return bool(largest < fmt.max)
 
     def write(self, k: int, out: Tile) -> None:
         """The product of step ``k``."""
@@ -179,10 +183,9 @@ def _sequential(row: Sequential, factors: Factors, start: Tile | None) -> Tile:
     carrier = _carrier_of(fmt, factors, row.rounding)
     factors = factors.converted(carrier)
     total = _first(start, factors.shape, carrier)
-    native = fmt.dtype != np.float32 or fmt == FP32
-    if total.size < _FEW_OUTPUTS and native and row.rounding == "nearest-even":
+    if total.size < _FEW_OUTPUTS and fmt in (FP16, BF16, FP32) and row.rounding == "nearest-even":
         return _accumulated(fmt, factors, total)
-    safe = factors.stays_below(fmt.max, start) and not np.signbit(total).any()
+    safe = factors.stay_within(fmt, start) and not np.signbit(total).any()
     round_ = _Rounder(fmt, row.rounding, carrier, total.size, bounded=safe)
     odd = carrier is np.float64 and row.rounding != "nearest-even"
     product = np.empty_like(total)
@@ -221,7 +224,7 @@ def _fused(row: Sequential, factors: Factors, start: Tile | None) -> Tile:
         unfused = Sequential(name=row.name, source=row.source, format=fmt, fused=False, rounding=row.rounding)
         return _sequential(unfused, factors, start)
     factors = factors.converted(np.float64)
-    safe = plain and factors.stays_below(fmt.max, start)
+    safe = plain and factors.stay_within(fmt, start)
     total = _fused_chain(row, factors, start, plain=plain, bounded=safe)
     zero = total == 0
     if safe and zero.any():  # a bounded kernel rounds to +0 whatever the sign
@@ -247,51 +250,55 @@ def _fused_chain(row: Sequential, factors: Factors, start: Tile | None, *, plain
     return total
 
 
-def _rounded_products(fmt: FloatFormat, factors: Factors) -> tuple[Factors, Callable[[int], Tile], _Rounder]:
-    """Factors in their carrier, a function that gives the rounded product of step k, and the rounder."""
+def _rounded_products(
+    fmt: FloatFormat, factors: Factors, start: Tile | None
+) -> tuple[Tile, Callable[[int, Tile], Tile], _Rounder]:
+    """The accumulator at its start, a function that writes the rounded product of step k, and the rounder.
+
+    Where nothing can overflow the bounded kernel serves: the signs of zeros that it loses reach no result that does
+    not start at -0.
+    """
     carrier = _carrier_of(fmt, factors)
     factors = factors.converted(carrier)
-    round_ = _Rounder(fmt, "nearest-even", carrier, int(np.prod(factors.shape)))
+    total = _first(start, factors.shape, carrier)
+    safe = factors.stay_within(fmt, start) and not np.signbit(total).any()
+    round_ = _Rounder(fmt, "nearest-even", carrier, total.size, bounded=safe)
 
-    def product(k: int) -> Tile:
-        out = np.empty(factors.shape, carrier)
+    def product(k: int, out: Tile) -> Tile:
         factors.write(k, out)
         return round_(out)
 
-    return factors, product, round_
+    return total, product, round_
 
 
 def _pairwise(row: Pairwise, factors: Factors, start: Tile | None) -> Tile:
-    factors, product, round_ = _rounded_products(row.format, factors)
+    total, product, round_ = _rounded_products(row.format, factors, start)
+    spare = np.empty_like(total)
 
     def tree(first: int, count: int) -> Tile:
         if count <= row.base:
-            total = product(first)
+            run = product(first, np.empty_like(total))
             for k in range(first + 1, first + count):
-                round_(np.add(total, product(k), out=total))
-            return total
+                round_(np.add(run, product(k, spare), out=run))
+            return run
         half = count - count // 2
-        total = tree(first, half)
-        return round_(np.add(total, tree(first + half, count - half), out=total))
+        run = tree(first, half)
+        return round_(np.add(run, tree(first + half, count - half), out=run))
 
-    total = _first(start, factors.shape, factors.a.dtype.type)
-    if len(factors) == 0:
-        return total
-    return round_(np.add(total, tree(0, len(factors)), out=total))
+    return round_(np.add(total, tree(0, len(factors)), out=total)) if len(factors) else total
 
 
 def _kahan(row: Kahan, factors: Factors, start: Tile | None) -> Tile:
-    factors, product, round_ = _rounded_products(row.format, factors)
-    total = _first(start, factors.shape, factors.a.dtype.type)
+    total, product, round_ = _rounded_products(row.format, factors, start)
     excess = np.zeros_like(total)  # what the sums so far are too large by
+    term, grown = np.empty_like(total), np.empty_like(total)
     for k in range(len(factors)):
-        term = product(k)
+        product(k, term)
         round_(np.subtract(term, excess, out=term))
-        grown = round_(np.add(total, term))
-        np.subtract(grown, total, out=excess)
-        round_(excess)
+        round_(np.add(total, term, out=grown))
+        round_(np.subtract(grown, total, out=excess))
         round_(np.subtract(excess, term, out=excess))
-        total = grown
+        total, grown = grown, total
     return total
 
 

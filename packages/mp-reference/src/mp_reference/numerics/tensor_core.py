@@ -256,7 +256,7 @@ def _rounded(unit: MatrixUnit, exact: NDArray[np.float64]) -> NDArray[np.float64
 
 
 class _TwoStage:
-    """Products aligned among themselves, then their sum and the addend floored at the larger exponent."""
+    """Products aligned among themselves, then their sum and the addend cut again at the larger exponent."""
 
     def __init__(self, unit: MatrixUnit, formats: Formats, a: Tile, b: Tile) -> None:
         self.unit = unit
@@ -265,11 +265,12 @@ class _TwoStage:
 
     def __call__(self, total: Tile, first: int, last: int) -> Tile:
         unit, bits = self.unit, self.unit.fraction_bits
+        cut = np.floor if unit.second_cut == "toward-negative" else np.trunc
         if unit.even_odd:
             halves = [self._products(first + i, last, 2) for i in (0, 1)]
             largest = np.maximum(halves[0][1], halves[1][1])
-            floors = [np.floor(value * _power(bits - largest)) for value, _ in halves]
-            value = (floors[0] + floors[1]) * _power(largest - bits)
+            cuts = [cut(value * _power(bits - largest)) for value, _ in halves]
+            value = (cuts[0] + cuts[1]) * _power(largest - bits)
         else:
             value, largest = self._products(first, last, 1)
         addend = exponents_of(total, FP32, _NONE)
@@ -277,8 +278,8 @@ class _TwoStage:
         finite = np.where(np.isfinite(total), total, 0).astype(np.float64)
         if unit.even_odd:
             finite = np.where(addend < exponent - bits - 1, 0.0, finite)
-        summed = np.floor(value * _power(31 - exponent)) * _power(exponent - 31)
-        kept = np.floor(finite * _power(bits - exponent)) * _power(exponent - bits)
+        summed = cut(value * _power(31 - exponent)) * _power(exponent - 31)
+        kept = cut(finite * _power(bits - exponent)) * _power(exponent - bits)
         result = round_to(summed + kept, FP32) + 0.0
         special = self._special(total, first, last)
         return np.where(special == 0, result, special).astype(np.float32)

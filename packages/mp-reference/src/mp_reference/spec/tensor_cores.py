@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any, Literal
 
 from mp_reference.spec import sources
@@ -27,8 +28,8 @@ class MatrixUnit:
     """One row: the dot product that a unit computes at once, and how instructions reach it.
 
     ``aligned``: terms cut toward zero to ``fraction_bits`` below the largest exponent, added exactly, rounded once.
-    ``two-stage``: products so, then their sum (31 bits) and the addend (``fraction_bits``) floored at the larger
-    exponent, rounded once; ``even_odd`` adds even and odd products apart first. ``pairwise``: fp32 products and a
+    ``two-stage``: products so, then their sum (31 bits) and the addend (``fraction_bits``) cut at the larger exponent,
+    rounded once; ``even_odd`` adds even and odd products apart first. ``pairwise``: fp32 products and a
     tree of fp32 sums, subnormal inputs and results flushed to zero. ``exact``: one rounding. ``fma``: a chain.
     """
 
@@ -45,6 +46,7 @@ class MatrixUnit:
     span: int = 0  # products an instruction adds before a late addend
     quads: bool = False  # of every four products the first two go to the first block of an instruction
     even_odd: bool = False
+    second_cut: Literal["toward-negative", "toward-zero"] = "toward-negative"  # of two-stage rows; models disagree
     zero_products: ZeroProducts = "excluded"  # whether 0 * b claims an exponent (-126 + b's) in the alignment
     exponent_floor: int | None = None  # least exponent of alignment; no recording decides
     scale: str = ""  # format of block scales: "float8_e8m0fnu" or "float8_e4m3fn"
@@ -296,12 +298,16 @@ def tensor_core(
 
     Raises:
         ValueError: nothing has this name; the message lists the architectures or the instructions.
+        TypeError: ``fields`` holds a name that ``MatrixUnit`` does not have.
 
     Source: each row's ``source`` and ``witness``.
 
     >>> tensor_core("hopper").rows[0].block, tensor_core("m16n8k16.f32.f16.f16.f32").rows[0].architecture
     (16, 'ampere')
     """
+    known = [one.name for one in dataclass_fields(MatrixUnit)]
+    if unknown := [field_name for field_name in fields if field_name not in known]:
+        raise TypeError(f"tensor_core has no field {unknown[0]!r}; a row's fields are {', '.join(known)}")
     if re.search(r"\d+[xn]\d+[xk]\d+", name):
         rows = _instruction_rows(name, architecture)
     else:
