@@ -134,7 +134,7 @@ def _unpacked(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return tensors[content]
     if kind == "sparse":
         indices, values, shape = _unpacked(content, tensors)
-        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True)
+        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=True)
     if kind == "counter":
         return Counter(dict(_unpacked(content, tensors)))
     if kind == "dict":

@@ -132,7 +132,8 @@ def decide(
         found, active = _agreed(found, active, device, ranks)
     if together:
         found = found.amax().expand(optimizers)
-    totals = _totals(gradients, sums, len(sets), peak)
+    stepping = sums if together or optimizers == 1 else _of_stepping(gradients, sums, found)
+    totals = _totals(gradients, sums, stepping, len(sets), peak)
     totals = (ranks.total_maxima if peak else ranks.totals)(totals)
     conclude = _conclude_here if device.reads_are_free else _conclude_there
     decision = conclude(found, totals, sets, norm_type, finite, sums)
@@ -186,13 +187,19 @@ def _by_optimizer(gradients: Sequence[Gradient], finite: Tensor, optimizers: int
     return flags.scatter_reduce(0, places, bad, "amax")
 
 
-def _totals(gradients: Sequence[Gradient], sums: Tensor, sets: int, peak: bool) -> Tensor:
-    """One total for each clip set, and one for all gradients at the end."""
+def _of_stepping(gradients: Sequence[Gradient], sums: Tensor, found: Tensor) -> Tensor:
+    """Sums without those of optimizers that must not step: what they hold clips nobody else."""
+    places = torch.tensor([one.part.optimizer for one in gradients], dtype=torch.int64, device=sums.device)
+    return torch.where(found.to(sums.device)[places] != 0, 0.0, sums)
+
+
+def _totals(gradients: Sequence[Gradient], sums: Tensor, stepping: Tensor, sets: int, peak: bool) -> Tensor:
+    """One total for each clip set, of what steps, and one for all gradients at the end."""
+    whole = _total(sums, peak)
     if sets == 1:
-        total = _total(sums, peak)
-        return torch.stack((total, total))
+        return torch.stack((whole if stepping is sums else _total(stepping, peak), whole))
     places = [[at for at, one in enumerate(gradients) if one.part.clip_set == place] for place in range(sets)]
-    return torch.stack([_total(sums[some], peak) for some in places] + [_total(sums, peak)])
+    return torch.stack([*(_total(stepping[some], peak) for some in places), whole])
 
 
 def _total(sums: Tensor, peak: bool) -> Tensor:
