@@ -21,6 +21,7 @@ _AREAS: tuple[str, ...] = (
     "reductions",
     "stochastic",
     "vectors",
+    "op_rules",
     "emulation",
     "two_trainings",
     "op_gradients",

@@ -30,7 +30,7 @@ OPERATIONS: Mapping[str, str] = {
     "sum": "(x,) -> 0-dim array of the operand's dtype",
     "matmul": "(a, b) -> array of the operands' dtype",
     "emulated_matmul": "(a, b, accumulator) -> array, the declared accumulator row followed bit by bit",
-    "op_rules": "(device) -> dict from op name to op rule",
+    "op_rules": "(device, fmt) -> dict from op name to op rule",
     "loss_scale": "(settings, flags) -> list of (scale, growth_tracker) after each flag; settings may name a preset",
     "clip": "(gradients, max_norm) -> (norm, clipped gradients)",
     "optimizer": "(kind, settings, parameters, gradients) -> list over steps of lists of fp32 arrays",
@@ -89,8 +89,8 @@ def subject_named(name: str, device: str = "cpu") -> Subject:
     """Build one subject.
 
     Args:
-        name: ``reference``, ``ml_dtypes``, ``torch``, ``engine``, ``emulation``, ``emulated-engine``, ..., or one of the
-            extras ``softfloat`` and ``jax``.
+        name: ``reference``, ``ml_dtypes``, ``torch``, ``engine``, ``emulation`` and the like, or one of the extras
+            ``softfloat`` and ``jax``.
         device: for ``torch`` and ``engine``, where tensors live.
 
     Returns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mp_conformance.autocast_cases import call_all, train
+from mp_conformance.dispatcher import probe
 from mp_conformance.fake_devices import FakeDeviceUnavailable, run_script
 from mp_conformance.implementations import NotOfferedError
-from mp_torch.emulate import emulate
+from mp_reference.spec.op_rules import op_rules
+from mp_torch.emulate import EmulationWarning, emulate
 from mp_torch.emulate.arithmetic import from_numpy, to_numpy
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ _SCRIPT = """
 import pickle, warnings
 warnings.simplefilter("ignore")
 from mp_conformance.autocast_cases import call_all, train
-from mp_torch.emulate import emulate
+from mp_torch.emulate import EmulationWarning, emulate
 with emulate("cpu"):  # the arithmetic of the kernels below, and no other device's op rules
     found = {{kind: train(kind, "cuda", {dtype}) for kind in {trainings}}}
     found["calls"] = call_all("cuda", {dtype})
@@ -46,10 +49,16 @@ class EmulationSubject:
     def offers(self, operation: str, options: Mapping[str, Any]) -> bool:
         """Autocast's decisions, trainings, and products under an arithmetic."""
         del options
-        return operation in ("autocast_calls", "autocast_training", "emulated_product")
+        return operation in ("op_rules", "autocast_calls", "autocast_training", "emulated_product")
 
     def perform(self, operation: str, *operands: Any, **options: Any) -> Any:
         """Do it."""
+        if operation == "op_rules":
+            listed = {*op_rules(options["device"]), *op_rules("cpu")}
+            with emulate(options["device"]), warnings.catch_warnings():
+                warnings.simplefilter("ignore", EmulationWarning)  # the probe gives fp32 to ops without a rule
+                found = probe("cpu", DTYPES[options["fmt"]], listed)
+            return {op: rule for op, rule in found.items() if rule != "none"}
         if operation == "autocast_calls":
             with emulate("cuda"):
                 return call_all("cpu", DTYPES[options["fmt"]])

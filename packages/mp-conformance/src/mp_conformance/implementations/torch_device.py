@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from mp_conformance.dispatcher import probe
 from mp_conformance.implementations import NotOfferedError
 from mp_reference.spec.formats import FORMATS
 
@@ -144,6 +145,8 @@ class TorchSubject:
             return to_numpy(to_torch(operands[0], self.place).sum())
         if operation == "matmul":
             return to_numpy(to_torch(operands[0], self.place) @ to_torch(operands[1], self.place))
+        if operation == "op_rules":
+            return probe(options["device"], TORCH_DTYPES[options["fmt"]])
         if operation == "loss_scale":
             return _grad_scaler(self.place, *operands)
         raise NotOfferedError(f"torch has no {operation}")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "AUTOCAST_FORMATS", "BANNED_MESSAGES", "DEVICES", "PROMOTING_ARGUMENTS", "RULES", "OpRule", "op_rules",
-    "overload_of", "rule_of",
+    "AUTOCAST_FORMATS", "BANNED_MESSAGES", "DEVICES", "PROBED_RELEASE", "PROMOTING_ARGUMENTS", "RULES", "OpRule",
+    "op_rules", "overload_of", "rule_of",
 ]  # fmt: skip
 
 Rule = Literal["lower_precision_fp", "fp32", "fp32_set_opt_dtype", "fp32_append_dtype", "promote", "banned"]
@@ -52,7 +52,8 @@ BANNED_MESSAGES: Mapping[str, str] = MappingProxyType(
 PROMOTING_ARGUMENTS: Mapping[str, int] = MappingProxyType({"aten::bilinear": 3})
 """How many leading arguments take part in a promotion, where not all do: an optional one (a bias) is cast only."""
 
-_PROBED = "2.13"  # the release whose dispatcher was probed on every device; older ones are known from a header
+PROBED_RELEASE = "2.13"
+"""The torch release whose dispatcher was probed on every device; of older ones a header is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def _source(device: str, table: Mapping[str, str]) -> str:
         return sources.TORCH_NPU_AUTOCAST
     if "until" in table:
         return sources.TORCH_AUTOCAST_HEADER
-    older = "" if table["since"] == _PROBED else f"; {sources.TORCH_AUTOCAST_HEADER}"
+    older = "" if table["since"] == PROBED_RELEASE else f"; {sources.TORCH_AUTOCAST_HEADER}"
     return f"{sources.TORCH_AUTOCAST}{older}"
 
 
