@@ -135,6 +135,8 @@ class BackedDevice:
         for name in ("empty.memory_format", "empty_strided"):
             self._library.impl(name, self._factory(name), dispatch_key)
         self._library.impl("_copy_from", self._copy_from, dispatch_key)
+        if dispatch_key != "PrivateUse1":  # whose copies end in _copy_from; others look for a kernel of their own
+            self._library.impl("copy_", self._copy, dispatch_key)
 
     def perform(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator on the held CPU tensors and wrap what comes out.
@@ -197,3 +199,6 @@ class BackedDevice:
         del non_blocking  # the CPU copies at once
         self.held(target).copy_(self.held(source))
         return target
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        return self._copy_from(source, target, non_blocking)
