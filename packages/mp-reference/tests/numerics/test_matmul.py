@@ -45,9 +45,7 @@ def test_the_exact_accumulator_is_the_oracle_rounded_once(dtype, seed, spread, s
          for j, y in enumerate(widened(b).T)] for i, x in enumerate(widened(a))
     ]  # fmt: skip
     assert got.dtype == out.dtype
-    positive = np.array(wanted, np.float64).astype(out.dtype)
-    positive = np.where(positive == 0, np.abs(positive), positive) if c is None else positive
-    assert (same_bits(got, positive) | ((got == 0) & (positive == 0))).all(), (got, wanted)
+    assert same_bits(got, np.array(wanted, np.float64).astype(out.dtype)).all(), (got, wanted)
 
 
 @pytest.mark.parametrize("length", [1, 3, 300, 5000])
@@ -78,9 +76,15 @@ def test_exact_products_of_special_values_are_ieee_sums():
         assert same_bits(exact_products(a, b, addend), wanted).all()
 
 
-def test_products_that_cancel_to_nothing_are_positive_zero():
-    got = mp.matmul(HALF([[1, -1]]), HALF([[3], [3]]), accumulator="exact")
-    assert not np.signbit(got).any()
+def test_a_zero_is_positive_unless_every_term_is_a_negative_zero():
+    def sign(a, b, c=None):
+        return np.copysign(1, mp.matmul(HALF(a), HALF(b), None if c is None else HALF(c), "exact").item())
+
+    assert sign([1, -1], [3, 3]) == 1
+    assert sign([0, -0.0], [-1, 2]) == 1  # the accumulator starts at +0
+    assert sign([0, -0.0], [-1, 2], -0.0) == -1
+    assert sign([0, -0.0], [-1, -2], -0.0) == 1
+    assert sign([0, -0.0], [-1, 2], 0.0) == 1
 
 
 def test_results_keep_the_half_precision_of_the_factors_unless_told_otherwise():

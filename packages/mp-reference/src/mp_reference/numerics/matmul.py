@@ -55,8 +55,8 @@ def matmul(
         threads: tiles computed at once; worth it from some 500 x 500 outputs.
 
     Returns:
-        Array of ``out_format.dtype``. Infinities and NaN as IEEE arithmetic has them; an exact zero is +0. NaN of
-        NVIDIA's units has their code, 0x7FFFFFFF or 0x7FFF.
+        Array of ``out_format.dtype``. Infinities, NaN and signs of zeros as IEEE arithmetic has them. NVIDIA's units
+        answer every zero with +0 and NaN with the code 0x7FFFFFFF or 0x7FFF.
 
     Raises:
         TypeError: a dtype that stores no named format, or factors of two formats without ``out_format``.

@@ -110,7 +110,9 @@ def digits_of_products(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None)
 
 
 def exact_products(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None) -> NDArray[np.float64]:
-    """``a @ b + c`` exactly, then to odd; infinities and NaN as IEEE arithmetic has them, an exact zero as +0.
+    """``a @ b + c`` exactly, then to odd; infinities, NaN and the sign of zeros as IEEE arithmetic has them.
+
+    An exact zero is +0, but for a sum of nothing but negative zeros, ``c`` among them.
 
     Args:
         a: at most 24 significant bits, (..., m, k).
@@ -128,9 +130,20 @@ def exact_products(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None) -> 
     wide_a, wide_b, wide_c = a.astype(np.float64), b.astype(np.float64), None if c is None else c.astype(np.float64)
     special = special_products(wide_a, wide_b, wide_c)
     if special is None:
-        return digits_of_products(wide_a, wide_b, wide_c).to_odd()
-    addend = None if wide_c is None else _finite(wide_c)
-    return np.where(special == 0, digits_of_products(_finite(wide_a), _finite(wide_b), addend).to_odd(), special)
+        exact = digits_of_products(wide_a, wide_b, wide_c).to_odd()
+    else:
+        addend = None if wide_c is None else _finite(wide_c)
+        exact = digits_of_products(_finite(wide_a), _finite(wide_b), addend).to_odd()
+        exact = np.where(special == 0, exact, special)
+    if wide_c is not None and np.signbit(wide_c[wide_c == 0]).any():
+        exact = np.where((exact == 0) & (wide_c == 0) & np.signbit(wide_c) & _all_negative(a, b), -0.0, exact)
+    return exact
+
+
+def _all_negative(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where the factors of every product have different signs."""
+    minus_a, minus_b = np.signbit(a), np.signbit(b)
+    return ~(_any(minus_a, minus_b) | _any(~minus_a, ~minus_b))
 
 
 def _finite(x: NDArray[np.float64]) -> NDArray[np.float64]:
