@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from mp_conformance.claims import DEVICES, UnknownClaimError, select
 from mp_conformance.claims.rows import Run
 from mp_conformance.implementations import subject_named, subjects_for
 from mp_conformance.runner import ask_all
+from mp_reference.spec.formats import format_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,6 +80,18 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="print every claim")
     listing.add_argument("--claims", default="*", metavar="GLOB")
     listing.set_defaults(act=_list)
+    vectors = commands.add_parser("vectors", help="write or check the golden files")
+    vectors.add_argument("what", choices=("write", "check"))
+    vectors.add_argument("--folder", type=Path, help="where to write; the package's own folder unless given")
+    vectors.set_defaults(act=_vectors)
+    probe = commands.add_parser("probe", help="find out how a device's matrix product adds")
+    probe.add_argument("--device", default="cpu", help=f"one of {', '.join(DEVICES)}")
+    probe.add_argument("--formats", default="fp16,bf16,fp32", metavar="NAMES")
+    probe.add_argument("--json", type=Path, metavar="OUT.json")
+    probe.set_defaults(act=_probe)
+    mutants = commands.add_parser("mutants", help="show that every seeded fault is caught, and by which claim")
+    mutants.add_argument("--max-examples", type=int, default=200, metavar="N")
+    mutants.set_defaults(act=_mutants)
     commands.add_parser("guarantees", help="print README's table").set_defaults(act=_guarantees)
     return parser
 
@@ -94,9 +108,52 @@ def _guarantees(options: argparse.Namespace) -> int:
     return KEPT
 
 
+def _vectors(options: argparse.Namespace) -> int:
+    from mp_conformance import vectors
+
+    if options.what == "write":
+        folder = options.folder or Path(vectors.__file__).parent
+        print(f"{len(vectors.write(folder))} files written")
+        return KEPT
+    stale = vectors.check()
+    print(f"{len(vectors.names())} files, {len(stale)} differ from the oracle: {', '.join(stale) or 'none'}")
+    return BROKEN if stale else KEPT
+
+
+def _probe(options: argparse.Namespace) -> int:
+    from mp_conformance.probes import find_out
+
+    subject = subject_named("torch", _known(options.device))
+    found = []
+    for name in options.formats.split(","):
+        finding = find_out(lambda a, b: subject.perform("matmul", a, b), format_named(name), options.device)
+        print("\n".join(finding.lines()))
+        found.append(asdict(finding))
+    if options.json:
+        report.write_json(str(options.json), {"environment": report.environment(options.device), "findings": found})
+    return KEPT if all(finding["row"] for finding in found) else BROKEN
+
+
+def _mutants(options: argparse.Namespace) -> int:
+    from mp_conformance.mutants import catch, seeded
+
+    survivors = 0
+    for mutant in seeded():
+        complaint = catch(mutant, options.max_examples)
+        survivors += not complaint
+        print(f"{mutant.id:<30} {'caught by ' + mutant.caught_by if complaint else 'SURVIVES ' + mutant.caught_by}")
+    print(f"{len(seeded())} seeded faults, {survivors} survive")
+    return BROKEN if survivors else KEPT
+
+
+def _known(device: str) -> str:
+    if device not in DEVICES:
+        raise ValueError(f"--device {device!r} is not one of {', '.join(DEVICES)}; give the type alone")
+    return device
+
+
 def _run(options: argparse.Namespace) -> int:
-    if options.device not in DEVICES:
-        raise ValueError(f"--device {options.device!r} is not one of {', '.join(DEVICES)}; give the type alone")
+    _known(options.device)
     if options.max_examples < 1:
         raise ValueError(f"--max-examples {options.max_examples} must be at least 1")
     claims = select(options.claims)

@@ -76,9 +76,10 @@ def _rounded(function: str, fmt: FloatFormat) -> tuple[Array, int]:
         x = every_input(fmt).astype(np.float64)
         y = np.asarray(FUNCTIONS[function][0](x), np.float64)
     _, edges = midpoints_of(fmt)
-    place = np.clip(np.searchsorted(edges, np.abs(y)), 1, len(edges) - 1)
-    near = np.minimum(np.abs(np.abs(y) - edges[place]), np.abs(np.abs(y) - edges[place - 1]))
-    close = np.isfinite(y) & (near <= np.abs(y) * _CLOSE) & (y != 0)
+    with np.errstate(invalid="ignore"):  # infinite results are infinitely far from every midpoint
+        place = np.clip(np.searchsorted(edges, np.abs(y)), 1, len(edges) - 1)
+        near = np.minimum(np.abs(np.abs(y) - edges[place]), np.abs(np.abs(y) - edges[place - 1]))
+        close = np.isfinite(y) & (near <= np.abs(y) * _CLOSE) & (y != 0)
     side = np.zeros(y.shape, np.int8)
     with mpmath.workprec(300):
         for index in np.flatnonzero(close):

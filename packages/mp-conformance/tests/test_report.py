@@ -1,0 +1,112 @@
+"""The report: complete, self-contained, and looked at in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mp_conformance import report
+from mp_conformance.claims import Run, select
+from mp_conformance.implementations import subject_named
+from mp_conformance.runner import Result, ask_all
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BROWSER = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    claims = select("format.fp16.*,cast.float64.bf16,elementary.exp.*,loss-scale.machine")
+    found = list(ask_all(claims, [subject_named("reference"), subject_named("torch")], lambda: Run(20)))
+    found.append(Result("cast.float64.fp16", "torch", "cpu", "broken", 7, 9, {"0": 8, "3": 1}, None, "0x1 <b>& more"))
+    found.append(Result("cast.float64.fp16", "reference", "cpu", "error", message="Traceback\nValueError: why"))
+    found.append(Result("step.skip", "engine", "cpu", "not reached"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def page(results: list[Result]) -> str:
+    data = report.document(results, device="cpu", seed=5, examples=20, pattern="*")
+    return report.html(data, [{"claim": "cast.float64.fp16", "subject": "torch", "before": "kept", "now": "broken"}])
+
+
+def test_the_page_needs_nothing_from_the_network(page: str) -> None:
+    assert not re.search(r'(src|href)="(?!#|https?://)', page)
+    assert "<script" not in page
+    assert not re.search(r"@import|url\(", page)
+
+
+def test_every_row_shows_its_sentence_evidence_source_and_the_command_that_asks_again(page: str) -> None:
+    for text in (
+        "casting float64 to bf16 rounds once, to nearest, ties to even",
+        "mp-conformance --device cpu --claims &#39;cast.float64.bf16&#39; --subjects torch --seed 5 --max-examples 20",
+        'href="#source-1"',
+        "known since 2026-11-29",
+        "0x1 &lt;b&gt;&amp; more",
+        "IEEE 754-2019, 4.3.1",
+        "hypothesis",
+        "torch threads",
+        "every input",
+        "20 draws",
+    ):
+        assert text in page, text
+
+
+def test_the_worst_value_of_a_ulp_claim_is_shown_in_hex_and_decimal(page: str) -> None:
+    assert re.search(r"1 at float16 0x[0-9a-f]{4} \(", page)
+    assert "the kernel computes in fp32" in page
+
+
+def test_the_summary_fits_a_screen_and_names_the_failures(results: list[Result]) -> None:
+    many = results + [Result("cast.float64.bf16", "engine", "cpu", "hung", message="slow") for _ in range(30)]
+    lines = report.summary_lines(many, 1.0)
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    text = "\n".join(lines)
+    assert "BROKEN cast.float64.fp16 [torch]: 0x1 <b>& more" in text
+    assert "ERROR cast.float64.fp16 [reference]: ValueError: why" in text
+    assert "... and 24 more; --report or --json has them all" in text
+    assert "not reached in time: 1 claims of step" in text
+    assert "32 claims are not kept" in text
+
+
+def test_the_json_can_be_read_back_and_compared_with_itself(results: list[Result], tmp_path: Path) -> None:
+    data = report.document(results, device="cpu", seed=0, examples=20, pattern="*")
+    report.write_json(str(tmp_path / "x.json"), data)
+    assert report.changes(json.loads((tmp_path / "x.json").read_text()), data) == []
+    assert report.changes({**data, "results": []}, data)[0]["before"] == "not asked"
+
+
+def test_the_guarantees_table_has_one_row_a_family() -> None:
+    lines = report.guarantees_table().splitlines()
+    heads = {line.split("--claims '")[1].split(".")[0] for line in lines[2:]}
+    assert len(lines) - 2 == len(heads) > 10
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine: apt-get install chromium")
+def test_a_browser_renders_the_page_as_written(page: str, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(page, encoding="utf-8")
+    assert BROWSER is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    picture = tmp_path / "report.png"
+    subprocess.run(
+        [BROWSER, *flags, "--window-size=1280,2400", f"--screenshot={picture}", file.as_uri()],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 50_000, "the page is empty"
+    dom = subprocess.run(
+        [BROWSER, *flags, "--dump-dom", file.as_uri()], check=True, capture_output=True, text=True, timeout=120
+    ).stdout
+    assert dom.count("<details") == page.count("<details")
+    assert "Which claims does cpu keep, bit by bit?" in dom
