@@ -61,7 +61,7 @@ class Pool:
                 self.close(kill=True)
                 late = [rank for rank, came in enumerate(waiting) if not came]
                 raise RankFailedError(f"ranks {late} did not answer within {timeout} s")
-            return [end.recv() for end in self._ends[:world]]
+            return [received(end) for end in self._ends[:world]]
 
     def _start(self) -> None:
         if self._processes and all(process.is_alive() for process in self._processes):
@@ -88,6 +88,15 @@ class Pool:
             process.join(20)
             end.close()
         self._processes, self._ends = [], []
+
+
+def received(end: Connection) -> tuple[bool, Any]:
+    """What a worker says, or that it cannot any more."""
+    try:
+        answer: tuple[bool, Any] = end.recv()
+    except EOFError:
+        return False, "the process died"
+    return answer
 
 
 def work(end: Connection) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +19,7 @@ from mp_torch.errors import CheckpointError
 from mp_torch.ranks.group import GroupRanks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -49,7 +52,8 @@ def write(tensors: dict[str, Tensor], folder: Path, name: str, ranks: Ranks) -> 
         shutil.rmtree(partial, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
     _wait(group)
-    save(tensors, checkpoint_id=partial, process_group=group, no_dist=group is None)
+    with _alone_on_purpose():
+        save(tensors, checkpoint_id=partial, process_group=group, no_dist=group is None)
     _wait(group)
     if first:
         _publish(folder, partial, name)
@@ -97,7 +101,16 @@ def read_(tensors: dict[str, Tensor], folder: Path, ranks: Ranks) -> None:
         ranks: who reads.
     """
     group = _group(ranks)
-    load(tensors, checkpoint_id=_last(folder), process_group=group, no_dist=group is None)
+    with _alone_on_purpose():
+        load(tensors, checkpoint_id=_last(folder), process_group=group, no_dist=group is None)
+
+
+@contextmanager
+def _alone_on_purpose() -> Iterator[None]:
+    """Torch warns that one process saves or loads alone, which is what was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield
 
 
 def _group(ranks: Ranks) -> ProcessGroup | None:
