@@ -38,6 +38,23 @@ def test_arrays_keep_their_format_on_the_way_there_and_back(dtype):
     assert to_numpy(x.t()).dtype == FORMATS[dtype].dtype
 
 
+@pytest.mark.parametrize("choice", CHOICES)
+def test_empty_expanded_and_special_operands_are_products_too(choice):
+    with emulate("cuda", **choice):
+        for rows, inner, columns in ((0, 3, 2), (2, 0, 3), (2, 3, 0)):
+            empty = torch.ones(rows, inner).half() @ torch.ones(inner, columns).half()
+            assert empty.shape == (rows, columns)
+            assert not empty.any()
+        assert torch.bmm(torch.ones(0, 2, 2).half(), torch.ones(0, 2, 2).half()).shape == (0, 2, 2)
+        spread = torch.ones(4, 1).half().expand(4, 4)
+        assert (spread @ spread.t()).unique().tolist() == [4.0]
+        large = torch.full((1, 2), 3e38).bfloat16()
+        assert (large @ torch.ones(2, 1).bfloat16()).item() == float("inf")
+        assert (large * float("nan") @ torch.ones(2, 1).bfloat16()).isnan().all()
+        with torch.inference_mode():
+            assert nn.Linear(3, 3).half()(torch.ones(2, 3).half()).dtype == torch.float16
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_fast_is_the_fp32_product_rounded_once(dtype):
     a, b, c = (torch.randn(40, 40).to(dtype) for _ in range(3))

@@ -105,6 +105,29 @@ def test_every_thread_meets_the_rules_and_each_enters_its_own_autocast():
     assert seen == [torch.float16, torch.float32]
 
 
+def test_one_emulation_entered_by_two_threads_ends_with_the_last_of_them():
+    emulation, half = emulate("cuda", precision="fp16-mixed"), torch.ones(2, dtype=torch.float16)
+    entered, leave, seen = threading.Event(), threading.Event(), []
+
+    def work():
+        with emulation:
+            entered.set()
+            leave.wait(10)
+            seen.append(half.exp().dtype)
+        seen.append(torch.is_autocast_enabled("cpu"))
+
+    with emulation:
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert entered.wait(10)
+    assert not torch.is_autocast_enabled("cpu")
+    leave.set()
+    thread.join()
+    assert seen == [torch.float32, False]
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert half.exp().dtype == torch.float16
+
+
 def test_the_same_emulation_nests_and_ends_with_the_outermost():
     half = torch.ones(2, dtype=torch.float16)
     with emulate("cuda", precision="fp16-mixed"):

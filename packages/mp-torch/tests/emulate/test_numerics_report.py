@@ -220,6 +220,9 @@ def test_gradients_of_too_wide_a_range_need_fp32_and_too_different_modules_need_
     good = row("good", "backward", values=10, max_abs=1.0, histogram={0: 10})
     advice = judge([wide, good], mp.FP16, "fp16-mixed", 1e-3)
     assert advice.keep_fp32 == ("wide",)
+    assert [one.safe_scales for one in advice.modules] == ["none", "2**-24 .. 2**14"]
+    forward = judge([row("only", "forward", values=1, max_abs=1.0)], mp.FP16, "fp16-mixed", 1e-3)
+    assert forward.modules[0].safe_scales == "any"
     assert "wide needs fp32: its gradients want a loss scale of at least 2**15 and at most 2**0." in str(advice)
     assert advice.loss_scale == 14
     assert "even without loss scaling; start from loss scale 2**14" not in str(advice)
@@ -248,6 +251,10 @@ def test_the_table_shows_each_module_once_a_phase_and_losses_in_red():
     assert table.row_count == 7
     assert "red" in {line.style for line in table.rows}
     assert [column.header for column in table.columns][:2] == ["module", "phase"]
+    scales = list(table.columns[-1].cells)
+    assert table.columns[-1].header == "safe loss scale"
+    assert scales[0] == ""
+    assert any(cell.startswith("2**") for cell in scales)
 
 
 def test_the_figure_has_a_panel_for_each_module_with_the_format_s_range_drawn_in(tmp_path):
@@ -272,6 +279,9 @@ def test_json_holds_rows_histograms_and_advice(tmp_path):
     assert found["trains"] is True
     assert found["loss_scale"] == 2.0 ** report.advice().loss_scale
     assert len(found["rows"]) == len(report.rows())
+    gradients = [one for one in found["modules"] if one["highest_safe_loss_scale"] is not None]
+    assert all(one["lowest_safe_loss_scale"] <= one["highest_safe_loss_scale"] for one in gradients)
+    assert not any(one["needs_fp32"] for one in found["modules"])
     assert sum(found["rows"][0]["log2_histogram"].values()) + found["rows"][0]["zeros"] == found["rows"][0]["values"]
     assert report.json() == text
 

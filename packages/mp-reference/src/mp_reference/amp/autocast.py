@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mp_reference.numerics.codec import cast
 from mp_reference.spec.formats import FORMATS, FP16, FP32, FloatFormat
 from mp_reference.spec.op_rules import (
     AUTOCAST_FORMATS,
@@ -166,10 +167,7 @@ class autocast:  # noqa: N801  # used as a verb, as torch's is
         def to(x: Any, place: str) -> Any:
             if isinstance(x, list | tuple):
                 return type(x)(to(item, place) for item in x)
-            if not eligible(x, place, self.device) or x.dtype == fmt.dtype:
-                return x
-            with np.errstate(over="ignore"):  # infinity is the answer of the cast, not an accident
-                return x.astype(fmt.dtype)
+            return cast(x, fmt) if eligible(x, place, self.device) and x.dtype != fmt.dtype else x
 
         return tuple(to(x, place) for x, place in zip(args, places, strict=True))
 

@@ -44,6 +44,15 @@ class ModuleAdvice:
     highest: float
 
     @property
+    def safe_scales(self) -> str:
+        """The loss scales that serve it, as text."""
+        if self.lowest > self.highest:
+            return "none"
+        low = "" if math.isinf(self.lowest) else f"2**{self.lowest:g}"
+        high = "" if math.isinf(self.highest) else f"2**{self.highest:g}"
+        return "any" if not low and not high else f"{low} .. {high}".strip()
+
+    @property
     def needs_fp32(self) -> bool:
         """No loss scale serves it, or its forward overflows."""
         return self.overflows > 0 or self.nans > 0 or self.lowest > self.highest

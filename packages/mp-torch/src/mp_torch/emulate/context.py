@@ -66,7 +66,7 @@ class Emulation:
     overflow: str = "ieee"
     subnormals: bool = True
     kernels: Mapping[str, Callable[..., Any]] | None = field(default=None, repr=False)
-    _exits: list[ExitStack] = field(default_factory=list, init=False, repr=False, compare=False)
+    _entries: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check every argument against the known ones."""
@@ -95,14 +95,19 @@ class Emulation:
             if self.overflow == "saturate" or not self.subnormals:
                 mode = OutputMode(saturate=self.overflow == "saturate", flush=not self.subnormals)
                 stack.enter_context(mode)
-            self._exits.append(stack.pop_all())
+            self._exits().append(stack.pop_all())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave the process as it was before."""
-        self._exits.pop().__exit__(kind, error, trace)
+        self._exits().pop().__exit__(kind, error, trace)
+
+    def _exits(self) -> list[ExitStack]:
+        """What this thread's entries have to undo, the last one last."""
+        found: list[ExitStack] = self._entries.__dict__.setdefault("exits", [])
+        return found
 
     def install(self, stack: ExitStack) -> None:
         """Change the process; each change has its way back on ``stack``."""

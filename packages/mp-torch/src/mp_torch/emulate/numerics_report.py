@@ -198,7 +198,7 @@ class NumericsReport:
 
     def table(self) -> Any:
         """A ``rich.table.Table`` of modules and phases; print it with ``rich.print``."""
-        return views.as_table(self._rows.values(), self.format)
+        return views.as_table(self._rows.values(), self.format, self.advice())
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Histograms of log2 magnitudes for each module with the format's range drawn in.

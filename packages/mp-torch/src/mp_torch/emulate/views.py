@@ -53,21 +53,23 @@ def _by_module(rows: Iterable[Row]) -> dict[tuple[str, str], Magnitudes]:
     return found
 
 
-def as_table(rows: Iterable[Row], fmt: FloatFormat) -> Any:
-    """Modules and phases as a ``rich`` table, losses in colour."""
+def as_table(rows: Iterable[Row], fmt: FloatFormat, advice: Advice) -> Any:
+    """Modules and phases as a ``rich`` table, losses in colour; the safe loss scales beside the gradients."""
     rich_table = _optional("rich.table", "rich")
     table = rich_table.Table(title=f"What {fmt.name} loses")
     for heading in ("module", "phase"):
         table.add_column(heading, overflow="fold")
-    for heading in ("values", "overflows", "flushed", "subnormal", "NaN", "max |x|", "headroom"):
+    for heading in ("values", "overflows", "flushed", "subnormal", "NaN", "max |x|", "headroom", "safe loss scale"):
         table.add_column(heading, justify="right")
+    scales = {one.module: one.safe_scales for one in advice.modules}
     for (module, phase), counts in _by_module(rows).items():
         lost = counts.overflows or counts.nans or counts.flushed_share > 1e-3
         headroom = counts.headroom(fmt)
         table.add_row(
             module, phase, f"{counts.values:,}", f"{counts.overflows:,}", f"{counts.flushed_share:.2%}",
             f"{counts.subnormals / max(counts.values, 1):.2%}", f"{counts.nans:,}", f"{counts.max_abs:.3g}",
-            "" if math.isinf(headroom) else f"{headroom:+.1f} bits", style="red" if lost else None,
+            "" if math.isinf(headroom) else f"{headroom:+.1f} bits", scales[module] if phase == "backward" else "",
+            style="red" if lost else None,
         )  # fmt: skip
     return table
 
@@ -114,6 +116,16 @@ def as_json(rows: Sequence[Row], fmt: FloatFormat, advice: Advice, path: str | P
             "loss_scale": None if advice.loss_scale is None else 2.0**advice.loss_scale,
             "keep_fp32": list(advice.keep_fp32),
             "advice": str(advice),
+            "modules": [
+                {
+                    "module": one.module,
+                    "lowest_safe_loss_scale": _power(one.lowest),
+                    "highest_safe_loss_scale": _power(one.highest),
+                    "flushed_share": one.flushed_share,
+                    "needs_fp32": one.needs_fp32,
+                }
+                for one in advice.modules
+            ],
             "rows": listed,
         },
         indent=1,
@@ -125,6 +137,10 @@ def as_json(rows: Sequence[Row], fmt: FloatFormat, advice: Advice, path: str | P
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _power(exponent: float) -> float | None:
+    return None if math.isinf(exponent) else 2.0**exponent
 
 
 def _optional(module: str, package: str) -> Any:
