@@ -16,7 +16,7 @@ FAMILIES: dict[str, str] = {
     "sum": "Sums and norms keep an a-priori error bound, and a declared order bit by bit",
     "matmul": "Matrix products keep an a-priori error bound, and a declared accumulator bit by bit",
     "op-rules": "`torch.autocast` casts before each op as the rows of `spec.op_rules` say, on seven devices",
-    "emulation": "CPU tensors under `emulate` get from every op, forward and backward, what CUDA's own dispatcher gives",
+    "emulation": "CPU tensors under `emulate` get from every op, forward and backward, what CUDA's dispatcher gives",
     "two-trainings": "A network trained by the engine and by the NumPy reference has the same bits in every step",
     "op-gradients": "The reference's gradients are those of torch's autograd",
     "loss-scale": "The loss scale moves as its policy says, and every preset as the recorded original did",
