@@ -19,8 +19,10 @@ import mp_reference as mp
 from mp_reference.numerics import exact
 from mp_reference.numerics.aligned_fast import FastAligned
 from mp_reference.numerics.bits import codes_of, same_bits
+from mp_reference.numerics.blocks import dequantize, quantize, tensor_scale_of
 from mp_reference.numerics.products import widened
 from mp_reference.numerics.tensor_core import run_unit
+from mp_reference.spec import blocks
 from mp_reference.spec.formats import FORMATS
 from mp_reference.spec.tensor_cores import ARCHITECTURES, ROWS
 
@@ -478,7 +480,7 @@ def scaled_scalar(unit, formats, a, b, scales, c):
     """One output of a scaled row: scale exponents join the alignment, significands the values."""
     for first in range(0, len(a), unit.block):
         terms = []
-        for k in range(first, min(first + unit.block, len(a)), unit.group):
+        for k in range(first, min(first + unit.block, len(a)), unit.group):  # what is filled up is zero
             s, t = (scale[k // unit.scale_block] for scale in scales)
             dot = sum(Fraction(float(a[i])) * Fraction(float(b[i])) for i in range(k, k + unit.group))
             e = exponent(abs(s), FORMATS[unit.scale], 0) + exponent(abs(t), FORMATS[unit.scale], 0)
@@ -501,8 +503,8 @@ def scaled_rows():
 def test_block_scaled_products_compute_what_their_row_says(unit):
     rng = np.random.default_rng(11)
     accumulator = mp.tensor_core(unit.architecture)
-    length = 2 * unit.block
-    for trial in range(6):
+    for trial in range(8):
+        length = (2 if trial % 2 else 3) * unit.scale_block
         names = rng.choice(unit.inputs, 2)
         if set(names) == {"float4_e2m1fn"} and unit.block == 32:
             continue  # both e2m1 is the faster row's
@@ -543,6 +545,41 @@ def test_a_nan_scale_makes_its_rows_nan_and_a_batch_shares_scales():
     )
     assert np.isnan(got[1]).all()
     assert (got[[0, 2]] == 64).all()
+
+
+@pytest.mark.parametrize("form", ["MXFP8_E4M3", "MXFP8_E5M2", "MXFP6_E2M3", "MXFP6_E3M2", "MXFP4", "NVFP4"])
+def test_block_arrays_multiply_as_their_elements_and_scales(form):
+    rng = np.random.default_rng(8)
+    fmt = getattr(blocks, form)
+    x, y = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 80), (80, 4)))
+    a, b = quantize(x, fmt), quantize(y, fmt, axis=-2)
+    exact = dequantize(a) @ dequantize(b)
+    for name in ("blackwell", "blackwell-rtx"):
+        got = mp.matmul(a, b, np.float32(1), mp.tensor_core(name))
+        assert got.dtype == np.float32
+        assert np.abs(got - 1 - exact).max() <= 1e-5 * np.abs(exact).max()
+    with pytest.raises(ValueError, match="exact takes no scales"):
+        mp.matmul(a, b, accumulator="exact")
+
+
+def test_tensor_scales_multiply_the_sum_and_exclude_an_addend():
+    rng = np.random.default_rng(9)
+    x = 1000 * rng.standard_normal((4, 32)).astype(np.float32)
+    scale = tensor_scale_of(x, blocks.NVFP4)
+    a, b = quantize(x, blocks.NVFP4, tensor_scale=scale), quantize(x.T, blocks.NVFP4, axis=0)
+    got = mp.matmul(a, b, accumulator=mp.tensor_core("b200"), out_format=mp.BF16).astype(np.float64)
+    exact = dequantize(a).astype(np.float64) @ dequantize(b)
+    assert np.abs(got - exact).max() <= 2.0**-8 * np.abs(exact).max()
+    with pytest.raises(ValueError, match="c cannot join a sum that tensor scales multiply by"):
+        mp.matmul(a, b, np.float32(1), mp.tensor_core("b200"))
+
+
+def test_blocks_must_run_along_the_sum():
+    a = quantize(np.ones((32, 32), np.float32), blocks.MXFP8_E4M3)
+    with pytest.raises(
+        ValueError, match=r"the blocks of b, of shape \(32, 32\), run along axis -1, and must run along"
+    ):
+        mp.matmul(a, a, accumulator=mp.tensor_core("blackwell"))
 
 
 def test_scales_that_do_not_fit_are_refused():

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mp_reference.numerics.bits import codes_of, format_of
+from mp_reference.numerics.bits import codes_of
+from mp_reference.numerics.blocks import BlockArray
 from mp_reference.numerics.chains import Factors, run_chain
 from mp_reference.numerics.codec import cast
-from mp_reference.numerics.products import Problem, own_format, parts_of, prepared, result_format, widened
+from mp_reference.numerics.products import Problem, own_format, parts_of, prepared, result_format
 from mp_reference.numerics.rounding import round_to
+from mp_reference.numerics.scaled import scaled_product, unpacked
 from mp_reference.numerics.superaccumulator import exact_products
 from mp_reference.numerics.tensor_core import run_unit
 from mp_reference.spec.accumulators import Accumulator, Blocked, Exact, Fast, SplitK, accumulator_named
@@ -31,8 +33,8 @@ _PANEL = 262144  # outputs of a panel of the fast product: its float32 stays cac
 
 
 def matmul(
-    a: ArrayLike,
-    b: ArrayLike,
+    a: ArrayLike | BlockArray,
+    b: ArrayLike | BlockArray,
     c: ArrayLike | None = None,
     accumulator: str | FloatFormat | Accumulator = "fp32",
     *,
@@ -43,7 +45,8 @@ def matmul(
     """Multiply matrices as a named accumulator does, add ``c``, and round the result once.
 
     Args:
-        a: (..., m, k) or (k,), of a named format's dtype: float32, float16, bfloat16, fp8, fp6, fp4.
+        a: (..., m, k) or (k,), of a named format's dtype: float32, float16, bfloat16, fp8, fp6, fp4. Both factors may
+            be ``BlockArray`` with blocks along k; the product of their tensor scales, in fp32, multiplies the sum.
         b: (..., k, n) or (k,), likewise; the two may differ. Leading axes broadcast.
         c: addend, broadcasts to the result; where the accumulator starts, so its values must be in its format.
         accumulator: a row of ``spec.accumulators`` or ``spec.tensor_cores``, "exact", "fp32", or a format, which means
@@ -70,13 +73,17 @@ def matmul(
     >>> [float(matmul(a, b, accumulator=row)[0, 0]) for row in ("exact", FP16, tensor_core("hopper"))]
     [1.0, 0.0, 1.0]
     """
-    row = accumulator_named(accumulator)
+    row, factor = accumulator_named(accumulator), 1.0
+    if isinstance(a, BlockArray) and isinstance(b, BlockArray):
+        a, b, scales, factor = unpacked(a, b)
+        if factor != 1 and c is not None:
+            raise ValueError(f"c cannot join a sum that tensor scales multiply by {factor}; add it to the result")
     problem = Problem(np.asarray(a), np.asarray(b), None if c is None else np.asarray(c), scales)
     out = result_format(row, problem, out_format)
     if isinstance(row, Fast) and out != FP32 and problem.scales is None:
         return problem.shaped(_tiled(problem, lambda a, b, c: _stored(_fast(a, b, c), out), threads, out.dtype, _PANEL))
     total = accumulate(row, problem, threads)
-    total = _stored(total, out)
+    total = _stored(total if factor == 1 else total * np.float64(factor), out)  # 24 bits by 24 are exact
     if isinstance(row, TensorCore) and out == row.result_format and row.rows[0].family != "mfma":
         _set_unit_nan(total)
     return problem.shaped(total)
@@ -184,33 +191,9 @@ def _in_halves(parts: list[Any], add: Callable[[Any, Any], Any]) -> list[Any]:
 def _on_unit(row: TensorCore, problem: Problem, threads: int) -> NDArray[Any]:
     """A matrix unit on the formats at hand."""
     if problem.scales is not None:
-        return _on_scaled_unit(row, problem, [np.asarray(scale) for scale in problem.scales])
+        return scaled_product(row, problem)
     unit = row.row_for(*problem.formats)
     return _tiled(problem, lambda a, b, c: run_unit(unit, problem.formats, a, b, c), threads, np.float32)
-
-
-def _on_scaled_unit(row: TensorCore, problem: Problem, scales: list[NDArray[Any]]) -> NDArray[Any]:
-    """Block-scaled products, one matrix after the other."""
-    blocks = scales[0].shape[-1] if scales[0].ndim > 1 else 0
-    fits = blocks and problem.length % blocks == 0 and scales[0].shape[-2] == problem.shape[-2]
-    if not fits or scales[1].shape[-2:] != (blocks, problem.shape[-1]):
-        raise ValueError(
-            f"scales of shapes {scales[0].shape} and {scales[1].shape} do not fit factors of {problem.a.shape} and "
-            f"{problem.b.shape}: they must be (..., m, k / block) and (..., k / block, n)"
-        )
-    if scales[0].dtype != scales[1].dtype:
-        raise ValueError(f"scales are {scales[0].dtype} and {scales[1].dtype}, and must be of one format; cast one")
-    unit = row.row_for(*problem.formats, format_of(scales[0].dtype).name, problem.length // blocks)
-    out = np.empty(problem.shape, np.float32)
-    lead = problem.shape[:-2]
-    every = (problem.a, problem.b, *map(widened, scales))
-    operands = [np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in every]
-    for index in np.ndindex(lead):
-        a, b, scale_a, scale_b = (x[index] for x in operands)
-        c = None if problem.c is None else problem.c[index][np.newaxis]
-        placed = (scale_a.T[:, np.newaxis, :, np.newaxis], scale_b[:, np.newaxis, np.newaxis, :])
-        out[index] = run_unit(unit, problem.formats, a[np.newaxis], b[np.newaxis], c, placed)[0]
-    return out
 
 
 def _chain_tile(row: Accumulator, bits: int, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None) -> NDArray[Any]:
