@@ -163,17 +163,7 @@ class Adam:
     def update(
         self, master: Float32Array, gradient: Float32Array, state: OptimizerState
     ) -> tuple[Float32Array, OptimizerState]:
-        """One update.
-
-        Args:
-            master: fp32, any shape.
-            gradient: fp32, the same shape: unscaled and clipped.
-            state: what the last update returned, or a new one.
-
-        Returns:
-            New master and new state.
-
-        Source: as the class.
+        """One update; arguments and result as for ``SGD.update``.
 
         >>> sorted(Adam(amsgrad=True).update(np.float32([1.0]), np.float32([3.0]), OptimizerState())[1].slots)
         ['m', 'v', 'vmax']

@@ -162,6 +162,7 @@ class _Node:
     output: Tensor
     inputs: tuple[Tensor, ...]
     vjp: Vjp
+    exact: bool
 
 
 class Tape:
@@ -228,7 +229,16 @@ class Tape:
             raise ValueError(f"the array holds values outside {fmt.name}; round_to(x, fmt) first, or leave fmt out")
         return Tensor(self, carrier, own if fmt is None else fmt, requires_grad, leaf=True)
 
-    def record(self, carrier: Array, fmt: FloatFormat | None, inputs: Sequence[Tensor], vjp: Vjp) -> Tensor:
+    def record(
+        self,
+        carrier: Array,
+        fmt: FloatFormat | None,
+        inputs: Sequence[Tensor],
+        vjp: Vjp,
+        *,
+        rounded: bool = False,
+        exact: bool = False,
+    ) -> Tensor:
         """Round a kernel's result into its format and remember how to differentiate it.
 
         Args:
@@ -237,14 +247,17 @@ class Tape:
             inputs: the tensors it was computed from.
             vjp: gradient of the output (a carrier) -> gradients of ``inputs``, unrounded carriers of their shapes or
                 shapes that they broadcast to; None where there is none.
+            rounded: the carrier is in the format already, and need not be looked at again.
+            exact: so are the gradients: the operation moves or selects values.
 
         Returns:
             The output.
         """
         wanted = any(one.requires_grad for one in inputs)
-        output = Tensor(self, np.asarray(self.arithmetic.rounded(carrier, fmt)), fmt, wanted)
+        values = carrier if rounded or exact else self.arithmetic.rounded(carrier, fmt)
+        output = Tensor(self, np.asarray(values), fmt, wanted)
         if wanted:
-            self._nodes.append(_Node(output, tuple(inputs), vjp))
+            self._nodes.append(_Node(output, tuple(inputs), vjp, exact))
         if self.kept is not None:
             self.kept.append(output)
         return output
@@ -365,12 +378,13 @@ class Tape:
                 contributions = node.vjp(gradient)
             for x, contribution in zip(node.inputs, contributions, strict=True):
                 if x.requires_grad and contribution is not None:
-                    self._add(found, x, self._fitted(contribution, x, node.output.format))
+                    self._add(found, x, self._fitted(contribution, x, node))
         return found
 
-    def _fitted(self, contribution: Array, x: Tensor, fmt: FloatFormat | None) -> Array:
+    def _fitted(self, contribution: Array, x: Tensor, node: _Node) -> Array:
         """A gradient in the shape and format of its input: in the output's format first, as torch's autograd has it."""
-        rounded = self.arithmetic.rounded(contribution, fmt)
+        fmt = node.output.format
+        rounded = contribution if node.exact else self.arithmetic.rounded(contribution, fmt)
         if rounded.shape != x.shape:
             extra = rounded.ndim - x.ndim
             axes = tuple(range(extra)) + tuple(

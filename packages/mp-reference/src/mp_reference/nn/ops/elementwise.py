@@ -10,6 +10,8 @@ from mp_reference.nn import kernels
 from mp_reference.nn.ops._common import Array, Number, Tape, Tensor, basic, operands, require
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mp_reference.spec.formats import FloatFormat
 
 __all__ = [
@@ -26,6 +28,16 @@ def _binary(op: str, x: Tensor | Number, y: Tensor | Number) -> tuple[Tape, Tens
         require(False, op, f"shapes {left.shape} and {right.shape} do not broadcast", "reshape one of them")
     (left, right), fmt = tape.prepared(op, left, right)
     return tape, left, right, fmt
+
+
+def _unary(
+    rule: str, x: Tensor, forward: Callable[[Array], Array], backward: Callable[[Array, Array, Array], Array]
+) -> Tensor:
+    """An operation on one tensor: ``forward(input)`` and ``backward(gradient, input, output)``, both on carriers."""
+    tape, (a,) = operands(rule.partition(".")[0], x)
+    (a,), fmt = tape.prepared(rule, a)
+    output = tape.arithmetic.rounded(forward(a.carrier), fmt)
+    return tape.record(output, fmt, (a,), lambda g: (backward(g, a.carrier, output),), rounded=True)
 
 
 def add(x: Tensor | Number, y: Tensor | Number) -> Tensor:
@@ -98,7 +110,7 @@ def neg(x: Tensor) -> Tensor:
     array([-0.], dtype=float16)
     """
     tape, (a,) = operands("neg", x)
-    return tape.record(-a.carrier, a.format, (a,), lambda g: (-g,))
+    return tape.record(-a.carrier, a.format, (a,), lambda g: (-g,), exact=True)
 
 
 def pow(x: Tensor, exponent: Number) -> Tensor:  # noqa: A001  # torch's name
@@ -110,11 +122,9 @@ def pow(x: Tensor, exponent: Number) -> Tensor:  # noqa: A001  # torch's name
     >>> pow(Tape().leaf(np.float16([300.0])), 2).data
     array([inf], dtype=float16)
     """
-    tape, (a,) = operands("pow", x)
-    (a,), fmt = tape.prepared("pow.Tensor_Scalar", a)
-    return tape.record(
-        kernels.power(a.carrier, exponent), fmt, (a,),
-        lambda g: (g * (a.carrier.dtype.type(exponent) * kernels.power(a.carrier, exponent - 1)),),
+    return _unary(
+        "pow.Tensor_Scalar", x, lambda a: kernels.power(a, exponent),
+        lambda g, a, _: g * (a.dtype.type(exponent) * kernels.power(a, exponent - 1)),
     )  # fmt: skip
 
 
@@ -129,7 +139,7 @@ def sqrt(x: Tensor) -> Tensor:
     tape, (a,) = operands("sqrt", x)
     (a,), fmt = tape.prepared("sqrt", a)
     output = tape.arithmetic.rounded(basic(tape, "sqrt", fmt, a.carrier), fmt)
-    return tape.record(output, fmt, (a,), lambda g: (basic(tape, "div", fmt, g, 2 * output),))
+    return tape.record(output, fmt, (a,), lambda g: (basic(tape, "div", fmt, g, 2 * output),), rounded=True)
 
 
 def rsqrt(x: Tensor) -> Tensor:
@@ -140,11 +150,7 @@ def rsqrt(x: Tensor) -> Tensor:
     >>> rsqrt(Tape().leaf(np.float16([4.0]))).data
     array([0.5], dtype=float16)
     """
-    tape, (a,) = operands("rsqrt", x)
-    (a,), fmt = tape.prepared("rsqrt", a)
-    output = tape.arithmetic.rounded(kernels.rsqrt(a.carrier), fmt)
-    half = output.dtype.type(-0.5)
-    return tape.record(output, fmt, (a,), lambda g: (half * g * (output * output * output),))
+    return _unary("rsqrt", x, kernels.rsqrt, lambda g, _, y: g.dtype.type(-0.5) * g * (y * y * y))
 
 
 def exp(x: Tensor) -> Tensor:
@@ -158,7 +164,7 @@ def exp(x: Tensor) -> Tensor:
     tape, (a,) = operands("exp", x)
     (a,), fmt = tape.prepared("exp", a)
     output = tape.arithmetic.rounded(kernels.exp(a.carrier), fmt)
-    return tape.record(output, fmt, (a,), lambda g: (basic(tape, "mul", fmt, g, output),))
+    return tape.record(output, fmt, (a,), lambda g: (basic(tape, "mul", fmt, g, output),), rounded=True)
 
 
 def log(x: Tensor) -> Tensor:
@@ -184,7 +190,7 @@ def relu(x: Tensor) -> Tensor:
     """
     tape, (a,) = operands("relu", x)
     output = np.where(a.carrier <= 0, np.zeros_like(a.carrier), a.carrier)  # NaN stays
-    return tape.record(output, a.format, (a,), lambda g: (np.where(output > 0, g, np.zeros_like(g)),))
+    return tape.record(output, a.format, (a,), lambda g: (np.where(output > 0, g, np.zeros_like(g)),), exact=True)
 
 
 def gelu(x: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
@@ -195,11 +201,9 @@ def gelu(x: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
     >>> gelu(Tape().leaf(np.float16([1.0])), approximate="tanh").data
     array([0.8413], dtype=float16)
     """
-    tape, (a,) = operands("gelu", x)
     require(approximate in ("none", "tanh"), "gelu", f"approximate={approximate!r}", "use 'none' or 'tanh'")
-    (a,), fmt = tape.prepared("gelu", a)
-    return tape.record(
-        kernels.gelu(a.carrier, approximate), fmt, (a,), lambda g: (kernels.gelu_backward(g, a.carrier, approximate),)
+    return _unary(
+        "gelu", x, lambda a: kernels.gelu(a, approximate), lambda g, a, _: kernels.gelu_backward(g, a, approximate)
     )
 
 
@@ -211,9 +215,7 @@ def silu(x: Tensor) -> Tensor:
     >>> silu(Tape().leaf(np.float16([0.0]))).data
     array([0.], dtype=float16)
     """
-    tape, (a,) = operands("silu", x)
-    (a,), fmt = tape.prepared("silu", a)
-    return tape.record(kernels.silu(a.carrier), fmt, (a,), lambda g: (kernels.silu_backward(g, a.carrier),))
+    return _unary("silu", x, kernels.silu, lambda g, a, _: kernels.silu_backward(g, a))
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -224,10 +226,7 @@ def sigmoid(x: Tensor) -> Tensor:
     >>> sigmoid(Tape().leaf(np.float16([0.0]))).data
     array([0.5], dtype=float16)
     """
-    tape, (a,) = operands("sigmoid", x)
-    (a,), fmt = tape.prepared("sigmoid", a)
-    output = tape.arithmetic.rounded(kernels.sigmoid(a.carrier), fmt)
-    return tape.record(output, fmt, (a,), lambda g: (kernels.sigmoid_backward(g, output),))
+    return _unary("sigmoid", x, kernels.sigmoid, lambda g, _, y: kernels.sigmoid_backward(g, y))
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -238,10 +237,7 @@ def tanh(x: Tensor) -> Tensor:
     >>> tanh(Tape().leaf(np.float16([20.0]))).data
     array([1.], dtype=float16)
     """
-    tape, (a,) = operands("tanh", x)
-    (a,), fmt = tape.prepared("tanh", a)
-    output = tape.arithmetic.rounded(kernels.tanh(a.carrier), fmt)
-    return tape.record(output, fmt, (a,), lambda g: (kernels.tanh_backward(g, output),))
+    return _unary("tanh", x, kernels.tanh, lambda g, _, y: kernels.tanh_backward(g, y))
 
 
 def softplus(x: Tensor, beta: Number = 1.0, threshold: Number = 20.0) -> Tensor:
@@ -252,11 +248,9 @@ def softplus(x: Tensor, beta: Number = 1.0, threshold: Number = 20.0) -> Tensor:
     >>> softplus(Tape().leaf(np.float16([30.0]))).data
     array([30.], dtype=float16)
     """
-    tape, (a,) = operands("softplus", x)
-    (a,), fmt = tape.prepared("softplus", a)
-    return tape.record(
-        kernels.softplus(a.carrier, beta, threshold), fmt, (a,),
-        lambda g: (kernels.softplus_backward(g, a.carrier, beta, threshold),),
+    return _unary(
+        "softplus", x, lambda a: kernels.softplus(a, beta, threshold),
+        lambda g, a, _: kernels.softplus_backward(g, a, beta, threshold),
     )  # fmt: skip
 
 

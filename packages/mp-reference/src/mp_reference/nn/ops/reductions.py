@@ -118,7 +118,7 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     (kept,) = _dims("softmax", a, dim)
     (a,), fmt = tape.prepared("softmax.int", a)
     output = tape.arithmetic.rounded(kernels.softmax(a.carrier, kept), fmt)
-    return tape.record(output, fmt, (a,), lambda g: (kernels.softmax_backward(g, output, kept),))
+    return tape.record(output, fmt, (a,), lambda g: (kernels.softmax_backward(g, output, kept),), rounded=True)
 
 
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -134,4 +134,4 @@ def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     (kept,) = _dims("log_softmax", a, dim)
     (a,), fmt = tape.prepared("log_softmax.int", a)
     output = tape.arithmetic.rounded(kernels.log_softmax(a.carrier, kept), fmt)
-    return tape.record(output, fmt, (a,), lambda g: (kernels.log_softmax_backward(g, output, kept),))
+    return tape.record(output, fmt, (a,), lambda g: (kernels.log_softmax_backward(g, output, kept),), rounded=True)

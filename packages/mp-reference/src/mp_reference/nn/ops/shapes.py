@@ -30,7 +30,11 @@ def embedding(weight: Tensor, indices: Array) -> Tensor:
     require(indices.size == 0 or (indices.min() >= 0 and indices.max() < w.shape[0]), "embedding",
             f"an index outside 0..{w.shape[0] - 1}", "clip the indices or enlarge the table")  # fmt: skip
     return tape.record(
-        w.carrier[indices], w.format, (w,), lambda g: (kernels.embedding_backward(g, indices, w.shape[0]),)
+        w.carrier[indices],
+        w.format,
+        (w,),
+        lambda g: (kernels.embedding_backward(g, indices, w.shape[0]),),
+        rounded=True,
     )
 
 
@@ -51,7 +55,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     parts, fmt = tape.prepared("cat", *parts)
     cuts = np.cumsum([one.shape[axis] for one in parts])[:-1]
     joined = np.concatenate([one.carrier for one in parts], axis=axis)
-    return tape.record(joined, fmt, parts, lambda g: np.split(g, cuts, axis=axis))
+    return tape.record(joined, fmt, parts, lambda g: np.split(g, cuts, axis=axis), rounded=True)
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -69,7 +73,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     require(len(shapes) == 1, "stack", f"shapes {', '.join(map(str, sorted(shapes)))}", "make them equal")
     parts, fmt = tape.prepared("stack", *parts)
     joined = np.stack([one.carrier for one in parts], axis=axis)
-    return tape.record(joined, fmt, parts, lambda g: list(np.moveaxis(g, axis, 0)))
+    return tape.record(joined, fmt, parts, lambda g: list(np.moveaxis(g, axis, 0)), rounded=True)
 
 
 def _axis(op: str, ndim: int, dim: int) -> int:
@@ -87,7 +91,6 @@ def index(x: Tensor, key: Any) -> Tensor:
     array([2., 3.], dtype=float16)
     """
     tape, (a,) = operands("index", x)
-
     keys = key if isinstance(key, tuple) else (key,)
     basic = all(one is None or one is Ellipsis or isinstance(one, slice | int) for one in keys)
 
@@ -100,7 +103,7 @@ def index(x: Tensor, key: Any) -> Tensor:
         np.add.at(places, key, g)
         return (places.astype(a.carrier.dtype),)
 
-    return tape.record(a.carrier[key], a.format, (a,), vjp)
+    return tape.record(a.carrier[key], a.format, (a,), vjp, rounded=True, exact=basic)
 
 
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -116,7 +119,7 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
         reshaped = a.carrier.reshape(tuple(shape))
     except ValueError:
         require(False, "reshape", f"x {a.shape} to {tuple(shape)}", "keep the number of elements; one -1 is allowed")
-    return tape.record(reshaped, a.format, (a,), lambda g: (g.reshape(a.shape),))
+    return tape.record(reshaped, a.format, (a,), lambda g: (g.reshape(a.shape),), exact=True)
 
 
 def permute(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -131,7 +134,10 @@ def permute(x: Tensor, dims: Sequence[int]) -> Tensor:
     order = [dim % max(a.ndim, 1) for dim in dims]
     require(sorted(order) == list(range(a.ndim)), "permute", f"dims={tuple(dims)} of x {a.shape}", "name each once")
     back = np.argsort(order)
-    return tape.record(np.ascontiguousarray(a.carrier.transpose(order)), a.format, (a,), lambda g: (g.transpose(back),))
+    return tape.record(
+        np.ascontiguousarray(a.carrier.transpose(order)), a.format, (a,),
+        lambda g: (np.ascontiguousarray(g.transpose(back)),), exact=True,
+    )  # fmt: skip
 
 
 def transpose(x: Tensor, first: int, second: int) -> Tensor:
