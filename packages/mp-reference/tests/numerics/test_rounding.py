@@ -224,6 +224,12 @@ def test_rounding_works_in_place(edges):
             assert differing_bits(there, wanted) == 0
 
 
+def test_rounding_works_in_place_where_nothing_becomes_zero():
+    x = np.float32([1.1, -2.3, 65519.0])
+    round_to(x, mp.FP16, out=x)
+    assert x.tolist() == [1.099609375, -2.30078125, 65504.0]
+
+
 def test_overlapping_memory_is_rounded_as_if_it_did_not_overlap():
     memory = np.linspace(0, 1, 200_001, dtype=np.float32)
     wanted = round_to(memory[:-1].copy(), mp.E4M3FN)
@@ -264,6 +270,44 @@ def test_no_temporary_exceeds_the_output_and_a_workspace():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < x.nbytes + 4 * 2**20
+
+
+def test_threads_change_nothing_but_the_time():
+    x = np.random.default_rng(7).standard_normal((1000, 700)).astype(np.float32)
+    random = np.random.default_rng(8).integers(0, 65536, x.shape, dtype=np.uint16)
+    for arguments in ({}, {"rounding": "stochastic", "random_bits": random}):
+        assert differing_bits(round_to(x, mp.FP16, threads=3, **arguments), round_to(x, mp.FP16, **arguments)) == 0
+    assert differing_bits(round_to(x.T, mp.FP16, threads=2), round_to(x, mp.FP16).T) == 0
+    drawn = [
+        round_to(x, mp.FP16, "stochastic", random_bits=np.random.default_rng(9), threads=threads) for threads in (1, 2)
+    ]
+    assert differing_bits(*drawn) == 0
+    with pytest.raises(ValueError, match="threads=0 must be at least 1"):
+        round_to(x, mp.FP16, threads=0)
+
+
+def test_more_random_bits_than_asked_for_are_cut_off():
+    x = np.random.default_rng(10).standard_normal(500).astype(np.float32)
+    random = np.random.default_rng(11).integers(0, 2**32, 500, dtype=np.uint32)
+    for width in (3, 12):
+        low = (random & np.uint32(2**width - 1)).astype(np.uint16)
+        wanted = round_to(x, mp.FP16, "stochastic", random_bits=low, random_width=width)
+        assert differing_bits(round_to(x, mp.FP16, "stochastic", random_bits=random, random_width=width), wanted) == 0
+        assert (
+            differing_bits(
+                round_to(x, mp.BF16, "stochastic", random_bits=random, random_width=width),
+                round_to(x, mp.BF16, "stochastic", random_bits=low, random_width=width),
+            )
+            == 0
+        )
+    full = random.astype(np.uint8)
+    assert (
+        differing_bits(
+            round_to(x, mp.FP16, "stochastic", random_bits=full),
+            round_to(x, mp.FP16, "stochastic", random_bits=random, random_width=8),
+        )
+        == 0
+    )
 
 
 def test_rounding_leaves_its_input_alone():

@@ -6,6 +6,7 @@ by the kernels of ``rounding_kernels``.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -41,6 +42,7 @@ def round_to(
     *,
     random_width: int | None = None,
     out: NDArray[Any] | None = None,
+    threads: int = 1,
 ) -> NDArray[Any]:
     """Round each value once to one that ``fmt`` represents, and keep the carrier.
 
@@ -57,6 +59,8 @@ def round_to(
         random_bits: for ``stochastic``: unsigned integers that broadcast against ``x``, or a ``Generator``.
         random_width: how many low bits of ``random_bits`` count; unless given, all of the dtype's, 23 of a generator's.
         out: where to write; may be ``x`` itself.
+        threads: how many threads share the work of a large contiguous array; random bits of a generator are drawn by
+            one, so that they do not depend on it.
 
     Returns:
         The shape of ``x``: float32 for float32 and narrower floats, float64 for float64, integers and ``Fraction``.
@@ -85,8 +89,30 @@ def round_to(
             "carrier and shape of x; allocate it with np.empty"
         )
     kernel = kernel_for(fmt, rounding, overflow, flush_of(subnormals), out.dtype.name)
-    _run(kernel, values, out, bits, width)
+    if threads < 1:
+        raise ValueError(f"threads={threads} must be at least 1")
+    spans = _spans(values, out, bits, threads)
+    if len(spans) > 1:
+        with ThreadPoolExecutor(len(spans)) as pool:
+            for done in [pool.submit(_run, kernel, *span, width) for span in spans]:
+                done.result()
+    else:
+        _run(kernel, values, out, bits, width)
     return out
+
+
+def _spans(
+    x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, threads: int
+) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]]:
+    """The array in as many equal parts as threads are worth it: none below eight chunks or without contiguity."""
+    arrays = [x, out] if bits is None else [x, out, bits]
+    whole = all(isinstance(a, np.ndarray) and a.flags.c_contiguous and a.shape == x.shape for a in arrays)
+    if threads == 1 or not whole or x.size < 8 * CHUNK:
+        return []
+    step = -(-x.size // (threads * CHUNK)) * CHUNK
+    flat = [a.reshape(-1) for a in arrays if isinstance(a, np.ndarray)]
+    parts = [[a[start : start + step] for a in flat] for start in range(0, x.size, step)]
+    return [(part[0], part[1], part[2] if len(part) > 2 else None) for part in parts]
 
 
 def check_rounding(rounding: str, overflow: str = "ieee", subnormals: object = True) -> None:

@@ -1,8 +1,10 @@
 """The kernels of ``rounding``: one chunk in, the same chunk rounded, nothing allocated on the way.
 
-Two ways to round, chosen once for each format, rounding and carrier:
+Ways to round, chosen once for each format, rounding and carrier:
 
 - *scaled*: ``x / ulp(x)`` is exact, is rounded to an integer, and is multiplied back. Every format and rounding.
+- *nearest*: a large number is added and subtracted, whose unit is the ulp of ``x``.
+- *stochastic*: ``x / ulp(x)`` in fixed point, plus random bits below its unit.
 - *patterns*: integer arithmetic on the float32 pattern, for formats with float32's own exponents (bf16, tf32).
 
 What a format does past its largest number and below its smallest is done afterwards, where a chunk has such elements.
@@ -16,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from mp_reference.numerics.integer_roundings import INTEGER_ROUNDINGS
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -23,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CHUNK", "Kernel", "Workspace", "kernel_for"]
 
-CHUNK = 65536
-"""Elements a chunk: five buffers of them fit the second-level cache, and a ufunc call costs little against them."""
+CHUNK = 32768
+"""Elements a chunk: six buffers of them fit the second-level cache, and a ufunc call costs little against them."""
 
 _UNSIGNED: dict[str, Any] = {"float32": np.uint32, "float64": np.uint64}
 _STORED_BITS = {"float32": 23, "float64": 52}
@@ -79,7 +83,10 @@ def kernel_for(
         lowest, highest = fmt.min_exponent - fmt.mantissa_bits, max(fmt.max_exponent + 1, fmt.mantissa_bits)
         if lowest < -126 or highest > 126 or fmt.mantissa_bits - fmt.min_exponent > 127:
             return WidenedKernel(fmt, rounding, overflow, flush, carrier)
-    return ScaledKernel(fmt, rounding, overflow, flush, carrier)
+    if rounding == "nearest-even" and fmt.has_zero and NearestKernel.suits(fmt, carrier):
+        return NearestKernel(fmt, rounding, overflow, flush, carrier)
+    kind = StochasticKernel if rounding == "stochastic" and fmt.has_zero else ScaledKernel
+    return kind(fmt, rounding, overflow, flush, carrier)
 
 
 class Kernel(ABC):
@@ -152,7 +159,7 @@ class ScaledKernel(Kernel):
         self.highest = self.real(2.0 ** max(fmt.max_exponent + 1, fmt.mantissa_bits))
         self.scale_pattern = unsigned((2 * self.bias + fmt.mantissa_bits) << self.stored_bits)
         self.ulp_of_one = self.real(fmt.epsilon)
-        self.to_integers = _INTEGER_ROUNDINGS[rounding]
+        self.to_integers = INTEGER_ROUNDINGS[rounding]
 
     def round(
         self, x: NDArray[Any], out: NDArray[Any], work: Workspace, random: NDArray[Any] | None, width: int
@@ -165,7 +172,7 @@ class ScaledKernel(Kernel):
         np.clip(power, self.min_normal, self.highest, out=power)
         np.subtract(self.scale_pattern, fields, out=scale.view(unsigned))  # 2**mantissa_bits / power
         np.multiply(x, scale, out=scaled)
-        self.to_integers(scaled, scale, work.mask, random, width)
+        self.to_integers(scaled, work, random, width)
         np.multiply(power, self.ulp_of_one, out=power)
         if self.fmt.has_zero:
             np.multiply(scaled, power, out=out)
@@ -180,6 +187,75 @@ class ScaledKernel(Kernel):
         np.multiply(scaled, work.power, out=out)
         np.maximum(out, self.real(self.fmt.min_normal), out=out)
         out[work.mask] = np.nan
+
+
+class NearestKernel(ScaledKernel):
+    """To nearest even without scaling: adding and subtracting 1.5 * 2**k leaves ``x`` rounded at the unit of 2**k."""
+
+    @staticmethod
+    def suits(fmt: FloatFormat, carrier: str) -> bool:
+        """Whether what is added stays in the carrier and leaves its own last bit alone."""
+        dropped = _STORED_BITS[carrier] - fmt.mantissa_bits
+        return dropped > 1 and fmt.max_exponent + dropped + 2 < _BIAS[carrier]
+
+    def round(
+        self, x: NDArray[Any], out: NDArray[Any], work: Workspace, random: NDArray[Any] | None, width: int
+    ) -> None:
+        """Round by adding; where a result is zero, its sign is that of ``x``."""
+        del random, width
+        anchor, rounded = work.power, work.scaled if np.may_share_memory(x, out) else out
+        fields = anchor.view(self.unsigned)
+        np.bitwise_and(x.view(self.unsigned), self.exponent_mask, out=fields)
+        near_max = x.size > 0 and fields.max() >= self.top_binade
+        np.clip(anchor, self.min_normal, self.highest, out=anchor)
+        np.multiply(anchor, self.real(1.5 * 2.0 ** (self.stored_bits - self.fmt.mantissa_bits)), out=anchor)
+        np.add(x, anchor, out=rounded)
+        np.subtract(rounded, anchor, out=rounded)
+        np.equal(rounded, 0, out=work.mask)
+        if work.mask.any():
+            sign = work.scale.view(self.unsigned)
+            np.bitwise_and(x.view(self.unsigned), self.unsigned(1 << (8 * x.dtype.itemsize - 1)), out=sign)
+            np.bitwise_or(rounded.view(self.unsigned), sign, out=out.view(self.unsigned))
+        elif rounded is not out:
+            np.copyto(out, rounded)
+        if near_max:
+            self._overflow(out, work)
+
+
+class StochasticKernel(ScaledKernel):
+    """Add the random bits below the last kept one, as integers; fall back to comparing where they are too many."""
+
+    def round(
+        self, x: NDArray[Any], out: NDArray[Any], work: Workspace, random: NDArray[Any] | None, width: int
+    ) -> None:
+        """Round by ``(x * 2**(width + 1) / ulp + 2 * R + 1) >> (width + 1)``."""
+        assert random is not None
+        unsigned, power, scale, scaled = self.unsigned, work.power, work.scale, work.scaled
+        places = 8 * x.dtype.itemsize - 1
+        fields, bits = power.view(unsigned), scale.view(unsigned)
+        np.bitwise_and(x.view(unsigned), self.exponent_mask, out=fields)
+        near_max = x.size > 0 and fields.max() >= self.top_binade
+        if near_max or self.fmt.mantissa_bits + width + 3 > places:
+            super().round(x, out, work, random, width)
+            return
+        np.clip(power, self.min_normal, self.highest, out=power)
+        np.subtract(self.scale_pattern + unsigned((width + 1) << self.stored_bits), fields, out=bits)
+        np.multiply(x, scale, out=scaled)
+        np.abs(scaled, out=scaled)
+        steps = work.carried.view(unsigned)
+        np.copyto(steps.view(f"i{x.dtype.itemsize}"), scaled, casting="unsafe")  # the cast truncates: all bits below go
+        np.copyto(bits, random, casting="same_kind")
+        if width < 8 * random.dtype.itemsize:
+            np.bitwise_and(bits, unsigned((1 << width) - 1), out=bits)
+        np.left_shift(bits, unsigned(1), out=bits)
+        np.bitwise_or(bits, unsigned(1), out=bits)
+        np.add(steps, bits, out=steps)
+        np.right_shift(steps, unsigned(width + 1), out=steps)
+        np.copyto(scaled, steps.view(f"i{x.dtype.itemsize}"), casting="unsafe")
+        np.multiply(power, self.ulp_of_one, out=power)
+        np.multiply(scaled, power, out=scaled)
+        np.bitwise_and(x.view(unsigned), unsigned(1 << places), out=bits)
+        np.bitwise_or(scaled.view(unsigned), bits, out=out.view(unsigned))
 
 
 class WidenedKernel(Kernel):
@@ -264,76 +340,3 @@ def _aligned_random(random: NDArray[Any], width: int, dropped: int, total: NDArr
     if width < dropped:
         np.left_shift(total, np.uint32(dropped - width), out=total)
         np.bitwise_or(total, np.uint32(1 << (dropped - width - 1)), out=total)
-
-
-def _to_nearest_even(y: NDArray[Any], *_: Any) -> None:
-    np.rint(y, out=y)
-
-
-def _to_zero(y: NDArray[Any], *_: Any) -> None:
-    np.trunc(y, out=y)
-
-
-def _up(y: NDArray[Any], *_: Any) -> None:
-    np.ceil(y, out=y)
-
-
-def _down(y: NDArray[Any], *_: Any) -> None:
-    np.floor(y, out=y)
-
-
-def _to_nearest_away(y: NDArray[Any], spare: NDArray[Any], *_: Any) -> None:
-    just_below_half = np.nextafter(y.dtype.type(0.5), y.dtype.type(0))  # 0.5 itself would lift 0.49999997 to 1
-    np.copysign(just_below_half, y, out=spare)
-    np.add(y, spare, out=y)
-    np.trunc(y, out=y)
-
-
-def _to_odd(y: NDArray[Any], spare: NDArray[Any], mask: NDArray[np.bool_], *_: Any) -> None:
-    np.trunc(y, out=spare)
-    np.not_equal(spare, y, out=mask)
-    if mask.any():
-        inexact = y[mask]
-        y[mask] = 2 * np.trunc(inexact / 2) + np.copysign(y.dtype.type(1), inexact)
-
-
-def _stochastic(
-    y: NDArray[Any], spare: NDArray[Any], mask: NDArray[np.bool_], random: NDArray[Any], width: int
-) -> None:
-    """Up in magnitude where the fraction f has ``f >= 1 - (R + 1/2) / 2**width``; both sides are exact."""
-    if width < 8 * random.dtype.itemsize:
-        random = random & random.dtype.type((1 << width) - 1)
-    magnitude = np.abs(y)
-    whole = np.trunc(magnitude, out=spare)
-    np.subtract(magnitude, whole, out=magnitude)
-    if width < (24 if y.dtype == np.float32 else 53):
-        threshold = random.astype(y.dtype)
-        np.multiply(threshold, y.dtype.type(-(2.0**-width)), out=threshold)
-        np.add(threshold, y.dtype.type(1 - 2.0 ** -(width + 1)), out=threshold)
-        np.greater_equal(magnitude, threshold, out=mask)
-    else:
-        np.copyto(mask, _carries(magnitude, random, width))
-    np.add(whole, mask, out=whole)
-    np.copysign(whole, y, out=y)
-
-
-def _carries(fraction: NDArray[Any], random: NDArray[Any], width: int) -> NDArray[np.bool_]:
-    """Whether ``fraction * 2**width + R + 1/2`` reaches ``2**width``, for widths that no float holds beside the 1/2."""
-    shifted = np.ldexp(fraction.astype(np.float64), width)
-    whole = np.trunc(shifted)
-    whole += shifted - whole >= 0.5
-    ups = whole.astype(np.uint64)  # so many of the 2**width values of R carry
-    first = np.uint64((1 << width) % (1 << 64)) - ups
-    carries: NDArray[np.bool_] = (random.astype(np.uint64) >= first) & (ups != 0)
-    return carries
-
-
-_INTEGER_ROUNDINGS: dict[str, Any] = {
-    "nearest-even": _to_nearest_even,
-    "nearest-away": _to_nearest_away,
-    "toward-zero": _to_zero,
-    "toward-positive": _up,
-    "toward-negative": _down,
-    "to-odd": _to_odd,
-    "stochastic": _stochastic,
-}
