@@ -319,7 +319,11 @@ def test_numpy_kernels_take_widened_arrays_and_their_results_are_rounded_once():
             {"arithmetic": "tensor-core"},
             "arithmetic='tensor-core' needs arch, one of volta, turing, ampere, ada, hopper",
         ),
-        ({"arch": "pascal"}, "arch='pascal' is not one of volta, turing, ampere, ada, hopper, blackwell"),
+        ({"arch": "pascal"}, "arch='pascal' cannot be emulated: tensor core 'pascal' is none of volta, turing, ampere"),
+        (
+            {"arch": "volta", "arithmetic": "tensor-core", "precision": "bf16-mixed"},
+            "arch='volta' cannot be emulated: .* does not multiply bf16 by bf16; it multiplies fp16",
+        ),
         (
             {"arch": "pascal", "arithmetic": "tensor-core"},
             "arch='pascal' cannot be emulated: tensor core 'pascal' is none",

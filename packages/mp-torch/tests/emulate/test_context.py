@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mp_torch
+from mp_reference.spec.op_rules import OpRule, op_rules
 from mp_torch import AmpEngine
 from mp_torch.emulate import Emulation, EmulationWarning, emulate
 from mp_torch.emulate.rules import install_rules
@@ -291,6 +292,22 @@ def test_a_model_that_is_not_on_the_cpu_is_refused():
     with pytest.raises(UnsupportedDeviceError, match=message):
         emulate("cuda", model=nn.Linear(2, 2, device="meta"))
     emulate("cuda", model=nn.Linear(2, 2))
+
+
+def test_rows_and_registrations_of_another_torch_release_do_no_harm(monkeypatch):
+    listed = op_rules("cuda")
+    newer = {**listed, "aten::not_in_this_release": OpRule(
+        op="aten::not_in_this_release", device="cuda", rule="fp32", since="9.9", until=None, source="a test"
+    )}  # fmt: skip
+    monkeypatch.setattr(
+        "mp_torch.emulate.context.op_rules", lambda device: newer if device == "cuda" else op_rules(device)
+    )
+    monkeypatch.setattr("mp_torch.emulate.context.registered", lambda _: {"aten::mm", "aten::relu", "aten::cat"})
+    rules = Emulation(device="cuda")._rules()
+    assert rules["absent"] == {"aten::relu", "aten::cat"}
+    assert "aten::mm" not in rules["rules"]
+    assert rules["rules"]["aten::linear"] == "lower_precision_fp"  # the CPU's own kernel is not there to be used
+    assert "aten::not_in_this_release" not in rules["rules"]
 
 
 def test_the_engine_refuses_fp16_on_hardware_that_saturates_without_telling():

@@ -13,6 +13,7 @@ import mp_reference as mp
 from mp_reference.spec.op_rules import DEVICES, op_rules
 from mp_reference.spec.tensor_cores import ARCHITECTURES
 from mp_torch.emulate.arithmetic import LOW_DTYPES, EmulatedArithmetic, FastArithmetic
+from mp_torch.emulate.dispatcher import exists, registered
 from mp_torch.emulate.kernels import install_arithmetic, install_kernels
 from mp_torch.emulate.outputs import OutputMode
 from mp_torch.emulate.recurrent import install_recurrent
@@ -33,6 +34,7 @@ ARITHMETICS = ("fast", "tensor-core", "fp16-accumulate", "exact")
 """How 16-bit matrices can be multiplied."""
 
 _AUTOCAST_DTYPES = {"fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+_LOWER = "lower_precision_fp"
 PRECISIONS = ("fp32", "tf32", "fp16-mixed", "bf16-mixed", "fp16-true", "bf16-true")
 
 
@@ -57,6 +59,13 @@ class Emulation:
         overflow: "ieee" overflows to infinity; "saturate" to the largest finite value, and NaN becomes 0.
         subnormals: False flushes subnormal 16-bit results to zeros of the same sign.
         kernels: NumPy functions for further ops, as for ``install_kernels``; None leaves them to torch.
+
+    Raises:
+        UnsupportedDeviceError: a device without op rules.
+        AmpConfigError: any other argument that is not one of the known ones.
+
+    >>> Emulation(device="npu", precision="fp16-mixed", overflow="saturate").arithmetic
+    'fast'
     """
 
     device: str = "cuda"
@@ -80,10 +89,7 @@ class Emulation:
                 f"emulate: arithmetic='tensor-core' needs arch, one of {', '.join(ARCHITECTURES)}; "
                 "or take arithmetic='fast', which has no architecture"
             )
-        if self.arch is not None and self.arithmetic in ("fast", "exact"):
-            _one_of("arch", self.arch, ARCHITECTURES)
-        else:
-            self._accumulators()
+        self._accumulators()
 
     def __enter__(self) -> Emulation:
         """Put the emulation in force."""
@@ -111,22 +117,7 @@ class Emulation:
 
     def install(self, stack: ExitStack) -> None:
         """Change the process; each change has its way back on ``stack``."""
-        rules = {op: row.rule for op, row in op_rules(self.device).items()}
-        own = {op: row.rule for op, row in op_rules("cpu").items()}
-        absent = own.keys() - rules.keys()
-        elsewhere = {
-            op for device in DEVICES for op, row in op_rules(device).items() if row.rule == "lower_precision_fp"
-        }
-        bare = {op.split(".")[0] for op in rules}
-        warned = {op for op in elsewhere - rules.keys() if op.split(".")[0] not in bare}
-        stack.callback(
-            install_rules(
-                {op: rule for op, rule in rules.items() if own.get(op) != rule},
-                absent=absent - warned,
-                warned=warned,
-                emulated=self.device,
-            )
-        )
+        stack.callback(install_rules(**self._rules(), emulated=self.device))
         if self.device != "cpu":
             stack.callback(install_recurrent())
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
@@ -135,19 +126,35 @@ class Emulation:
         if self.kernels is not None:
             stack.callback(install_kernels(self.kernels))
 
+    def _rules(self) -> dict[str, Any]:
+        """Which kernels to put in, over, or out of the way of what this torch has registered for the CPU."""
+        wanted = {op: row.rule for op, row in op_rules(self.device).items() if exists(op)}
+        own = {op: row.rule for op, row in op_rules("cpu").items()}
+        here = registered("AutocastCPU")
+        elsewhere = {op for device in DEVICES for op, row in op_rules(device).items() if row.rule == _LOWER}
+        bare = {op.split(".")[0] for op in wanted}
+        warned = {op for op in elsewhere - wanted.keys() if exists(op) and op.split(".")[0] not in bare}
+        return {
+            "rules": {op: rule for op, rule in wanted.items() if own.get(op) != rule or op not in here},
+            "absent": here - wanted.keys() - warned,
+            "warned": warned,
+        }
+
     def _accumulators(self) -> dict[torch.dtype, Any]:
         """What products accumulate in, by operand dtype; empty where torch's own fp32 products serve."""
+        fp16_unit = self.arithmetic == "fp16-accumulate"
+        try:
+            unit = None if self.arch is None else mp.tensor_core(self.arch, result=mp.FP16 if fp16_unit else mp.FP32)
+            if unit is not None and self.arithmetic == "tensor-core" and self.precision in ("bf16-mixed", "bf16-true"):
+                unit.row_for(mp.BF16, mp.BF16)
+        except ValueError as error:
+            raise AmpConfigError(f"emulate: arch={self.arch!r} cannot be emulated: {error}") from error
         if self.arithmetic == "fast":
             return {}
         if self.arithmetic == "exact":
             return dict.fromkeys(LOW_DTYPES, "exact")
-        try:
-            if self.arithmetic == "fp16-accumulate":
-                half = mp.FP16 if self.arch is None else mp.tensor_core(self.arch, result=mp.FP16)
-                return {torch.float16: half, torch.bfloat16: mp.BF16}
-            unit = mp.tensor_core(str(self.arch))
-        except ValueError as error:
-            raise AmpConfigError(f"emulate: arch={self.arch!r} cannot be emulated: {error}") from error
+        if fp16_unit:
+            return {torch.float16: unit or mp.FP16, torch.bfloat16: mp.BF16}
         dtypes = (*LOW_DTYPES, torch.float32) if self.precision == "tf32" else LOW_DTYPES
         return dict.fromkeys(dtypes, unit)
 

@@ -60,6 +60,24 @@ def current_node_number() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
+def exists(name: str) -> bool:
+    """Whether this torch has an op of this full overload name.
+
+    >>> exists("aten::mm"), exists("aten::no_such_op")
+    (True, False)
+    """
+    return bool(torch._C._dispatch_has_kernel(name))
+
+
+def registered(dispatch_key: str) -> set[str]:
+    """The full overload names that have a kernel at a key.
+
+    >>> "aten::mm" in registered("AutocastCPU")
+    True
+    """
+    return set(torch._C._dispatch_get_registrations_for_dispatch_key(dispatch_key))
+
+
 def op_overload(name: str) -> OpOverload:
     """The overload object of a name such as ``aten::softmax.int``.
 
