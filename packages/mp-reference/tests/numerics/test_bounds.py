@@ -64,7 +64,7 @@ def _start(c, i, j):
 
 
 @pytest.mark.parametrize("row", SOFTWARE + UNITS, ids=lambda row: row if isinstance(row, str) else row.name)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_no_result_leaves_its_bound(row, data):
     dtype = DTYPES[data.draw(st.sampled_from(inputs_of(row)))]

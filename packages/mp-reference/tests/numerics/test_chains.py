@@ -195,7 +195,7 @@ def assert_like_the_model(a, b, row, start):
     assert same_bits(tiled, np.full((20, 20), np.float32(wanted))).all(), (row.name, tiled[0, 0], wanted)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),
     dtype=st.sampled_from(DTYPES),

@@ -273,7 +273,7 @@ def name_of(row):
 
 
 @pytest.mark.parametrize("unit", plain_rows(), ids=name_of)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_a_unit_computes_what_its_row_says(unit, data):
     floor = data.draw(st.sampled_from([unit.exponent_floor, unit.exponent_floor, None, -5]))
@@ -447,6 +447,19 @@ def test_an_instruction_shorter_than_the_block_adds_no_more_than_it_has():
 def test_an_unknown_unit_is_refused_with_the_known_ones(arguments, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         mp.tensor_core(arguments[0], architecture=arguments[1] if len(arguments) > 1 else None)
+
+
+def test_devices_and_results_have_more_than_one_name():
+    assert mp.tensor_core("sm_90").rows == mp.tensor_core("H100").rows == mp.tensor_core("hopper").rows
+    assert mp.tensor_core("gfx942").rows == mp.tensor_core("MI300X").rows
+    assert mp.tensor_core("hopper", result="fp16").rows == mp.tensor_core("hopper", result=mp.FP16).rows
+
+
+def test_an_instruction_has_the_result_that_its_name_says():
+    with pytest.raises(
+        ValueError, match="has no unit with family=None, result=fp16; leave family out, and choose result"
+    ):
+        mp.tensor_core("m16n8k16.f32.f16.f16.f32", result=mp.FP16)
 
 
 def test_an_unknown_field_is_refused_with_the_known_ones():

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from mp_reference.spec import sources
 from mp_reference.spec.accumulators import Accumulator
-from mp_reference.spec.formats import FORMATS, FP16, FP32, FloatFormat
+from mp_reference.spec.formats import FORMATS, FloatFormat
 
 __all__ = ["ARCHITECTURES", "ROWS", "MatrixUnit", "TensorCore", "tensor_core"]
 
@@ -225,9 +225,12 @@ ARCHITECTURES: tuple[str, ...] = tuple(dict.fromkeys(row.architecture for row in
 """Names that ``tensor_core`` takes."""
 
 _ALIASES = {
-    "v100": "volta", "t4": "turing", "a100": "ampere", "a2": "ampere", "a30": "ampere", "l40s": "ada",
-    "ada lovelace": "ada", "h100": "hopper", "h200": "hopper", "b200": "blackwell", "rtx blackwell": "blackwell-rtx",
-    "mi100": "cdna1", "mi210": "cdna2", "mi250": "cdna2", "mi300": "cdna3", "mi300x": "cdna3",
+    "v100": "volta", "sm70": "volta", "t4": "turing", "sm75": "turing", "a100": "ampere", "a2": "ampere",
+    "a30": "ampere", "sm80": "ampere", "sm86": "ampere", "l40s": "ada", "adalovelace": "ada", "sm89": "ada",
+    "h100": "hopper", "h200": "hopper", "sm90": "hopper", "sm90a": "hopper", "b200": "blackwell", "sm100": "blackwell",
+    "sm100a": "blackwell", "rtxblackwell": "blackwell-rtx", "sm120": "blackwell-rtx", "mi100": "cdna1",
+    "gfx908": "cdna1", "mi210": "cdna2", "mi250": "cdna2", "gfx90a": "cdna2", "mi300": "cdna3", "mi300a": "cdna3",
+    "mi300x": "cdna3", "gfx942": "cdna3",
 }  # fmt: skip
 
 
@@ -276,7 +279,7 @@ class TensorCore(Accumulator):
 
 
 def tensor_core(
-    name: str, *, architecture: str | None = None, family: str | None = None, result: FloatFormat | None = None,
+    name: str, *, architecture: str | None = None, family: str | None = None, result: FloatFormat | str | None = None,
     **fields: Any,
 ) -> TensorCore:  # fmt: skip
     """Choose a matrix unit by architecture or by the vendor's instruction name.
@@ -285,11 +288,11 @@ def tensor_core(
     name fixes formats and the K of one instruction.
 
     Args:
-        name: "hopper", "h100", ...; or "m16n8k16.f32.f16.f16.f32", "m64n128k32.f32.e4m3.e4m3",
+        name: "hopper", "h100", "sm_90", "gfx942", ...; or "m16n8k16.f32.f16.f16.f32", "m64n128k32.f32.e4m3.e4m3",
             "v_mfma_f32_16x16x16_f16", ...
         architecture: which architecture runs the instruction; the first that has it unless given.
         family: "mma", "wgmma", "tcgen05" or "mfma", where an architecture has several units for a format.
-        result: fp32 (default) or fp16: format of addend and result.
+        result: fp32 (default) or fp16, as a format or by name: format of addend and result.
         fields: fields of ``MatrixUnit`` to replace in every row, such as ``zero_products="minimum-exponent"`` or
             ``exponent_floor=None``, where published models disagree.
 
@@ -305,6 +308,7 @@ def tensor_core(
     >>> tensor_core("hopper").rows[0].block, tensor_core("m16n8k16.f32.f16.f16.f32").rows[0].architecture
     (16, 'ampere')
     """
+    asked = result.name if isinstance(result, FloatFormat) else result
     known = [one.name for one in dataclass_fields(MatrixUnit)]
     if unknown := [field_name for field_name in fields if field_name not in known]:
         raise TypeError(f"tensor_core has no field {unknown[0]!r}; a row's fields are {', '.join(known)}")
@@ -313,20 +317,21 @@ def tensor_core(
     else:
         wanted = _architecture(name)
         rows = tuple(row for row in ROWS if row.architecture == wanted and (row.preferred or family))
-        rows = tuple(row for row in rows if row.result == (result or FP32).name)
-    rows = tuple(replace(row, **fields) for row in rows if family in (None, row.family))
+        asked = asked or "fp32"
+    rows = tuple(row for row in rows if family in (None, row.family) and asked in (None, row.result))
     if not rows:
         raise ValueError(
-            f"tensor_core({name!r}) has no unit with family={family!r}, result={(result or FP32).name}; "
-            "leave family out, and choose result=FP32, or FP16 where the unit has it"
+            f"tensor_core({name!r}) has no unit with family={family!r}, result={asked}; leave family out, and choose "
+            "result=FP32, or FP16 where the unit has it"
         )
-    words = [name] + [str(word) for word in (architecture, family) if word] + ["fp16"] * (result == FP16)
+    words = [name] + [str(word) for word in (architecture, family) if word] + ["fp16"] * (asked == "fp16")
+    rows = tuple(replace(row, **fields) for row in rows)
     return TensorCore(name=f"tensor_core({', '.join(words)})", source=rows[0].source, rows=rows)
 
 
 def _architecture(name: str) -> str:
     wanted = name.lower()
-    wanted = _ALIASES.get(wanted, wanted)
+    wanted = _ALIASES.get(wanted.replace("_", "").replace(" ", ""), wanted)
     if wanted not in ARCHITECTURES:
         raise ValueError(
             f"tensor core {name!r} is none of {', '.join(ARCHITECTURES)}, nor an instruction such as "
