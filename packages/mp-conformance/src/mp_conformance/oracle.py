@@ -280,7 +280,7 @@ def _tiny_after_rounding(value: Fraction, fmt: FloatFormat) -> bool:
 
 @cache
 def midpoints_of(fmt: FloatFormat) -> tuple[Array, Array]:
-    """The finite magnitudes of a 16-bit format in order, and the midpoints between neighbours, overflow's included.
+    """The finite magnitudes of a format in order, and the midpoints between neighbours, overflow's included.
 
     >>> from mp_reference.spec.formats import FP16
     >>> float(midpoints_of(FP16)[1][-1])
@@ -295,11 +295,11 @@ def midpoints_of(fmt: FloatFormat) -> tuple[Array, Array]:
 
 
 def cast_by_midpoints(x: Array, fmt: FloatFormat) -> Array:
-    """float32 rounded to nearest even into an IEEE 16-bit format by looking up between which midpoints it lies.
+    """Numbers rounded to nearest even into a narrow format by looking up between which midpoints they lie.
 
     Args:
-        x: float32, any shape.
-        fmt: fp16 or bf16.
+        x: float32 or narrower, any shape.
+        fmt: a signed format of at most 16 bits.
 
     Returns:
         Array of ``fmt.dtype``: as ``cast``, but fast enough for all 2**32 inputs.
@@ -319,7 +319,7 @@ def round_between(x: Array, side: Array, fmt: FloatFormat) -> Array:
     Args:
         x: float32 or float64, any shape.
         side: where ``x`` is a midpoint, the sign of (true magnitude - midpoint); 0 is a tie.
-        fmt: fp16 or bf16.
+        fmt: a signed format of at most 16 bits.
 
     Returns:
         Array of ``fmt.dtype``.
@@ -330,11 +330,18 @@ def round_between(x: Array, side: Array, fmt: FloatFormat) -> Array:
     >>> round_between(np.array([1 + 2**-11] * 2), np.array([0, 1]), FP16)
     array([1.   , 1.001], dtype=float16)
     """
-    _, edges = midpoints_of(fmt)
-    magnitude = np.abs(x).astype(np.float64)
+    finite, edges = midpoints_of(fmt)
+    wide = np.asarray(x).astype(np.float64)
+    magnitude = np.abs(wide)
     left = np.searchsorted(edges, magnitude, side="left")  # below or at a midpoint: the lower neighbour
     right = np.searchsorted(edges, magnitude, side="right")
     at_midpoint = np.where(side == 0, left + (left & 1), left + (side > 0))  # a tie goes to the even one
     code = np.where(left != right, at_midpoint, left)
-    code = np.where(np.isnan(x), _nan_code(fmt), code) | (np.signbit(x).astype(np.int64) << (fmt.bits - 1))
-    return np.asarray(code.astype(np.uint16).view(fmt.dtype))
+    beyond = len(finite) - 1 if not fmt.has_nan else _nan_code(fmt) if not fmt.has_inf else len(finite)
+    sign = np.signbit(wide).astype(np.int64) << (fmt.bits - 1)
+    code = np.where(code >= len(finite), beyond, code)
+    if fmt.has_nan:
+        code = np.where(np.isnan(wide), _nan_code(fmt), code)
+    if not fmt.has_negative_zero:  # its code is the NaN
+        sign = np.where((code == 0) | (code == _nan_code(fmt)), 0, sign)
+    return np.asarray((code | sign).astype(_UNSIGNED[fmt.dtype.itemsize]).view(fmt.dtype))

@@ -25,6 +25,7 @@ _AREAS: tuple[str, ...] = (
     "emulation",
     "two_trainings",
     "op_gradients",
+    "saturation",
 )
 
 

@@ -40,7 +40,7 @@ def _drawn(operation: str, fmt: FloatFormat, rounding: str) -> Check:
             expected = oracle.arithmetic(operation, inputs, fmt, rounding)
             return assert_same_bits(subject.perform(operation, *inputs, **extra), expected, inputs=inputs)
 
-        run.draw(values.operands(fmt, _ARITY[operation], size=48 if operation == "sqrt" else 16), one)
+        run.draw(values.operands(fmt, _ARITY[operation], size=256 if operation == "sqrt" else 16), one)
 
     return check
 

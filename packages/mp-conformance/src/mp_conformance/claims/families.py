@@ -24,6 +24,7 @@ FAMILIES: dict[str, str] = {
     "optimizer": "Every SGD, Adam and AdamW update on fp32 masters is its equations, each operation rounded once",
     "step": "A step over any history of finite, infinite and NaN gradients leaves the oracle's bits, or no trace",
     "accumulation": "An update over a window is that of the mean of its micro-steps, short last windows included",
+    "saturation": "Where hardware saturates instead of overflowing, a step that overflowed is skipped all the same",
     "resume": "Saving and resuming after any micro-step changes no later bit",
     "ranks": "Replicas and shards decide together and leave the bits that one process leaves",
     "vectors": "Every line of the golden files is the exact oracle's, and comes out of every implementation",

@@ -42,6 +42,7 @@ OPERATIONS: Mapping[str, str] = {
     "emulated_product": "(a, b, c, arithmetic, arch) -> array of the operands' dtype, c + a @ b",
     "differentiate": "(inputs, op) -> output and gradients of an operation, float64",
     "two_trainings": "(kind, fmt, kernels, steps) -> list of what each step computed and left, see `two_trainings`",
+    "overflow_windows": "(histories, saturate, init_scale, growth_interval) -> what each window of each history did",
     "vectors": "(operands, name) -> the results that a golden file holds for these operands",
 }
 """What a subject can be asked for. The operand arrays come first, the options by keyword."""
@@ -73,6 +74,7 @@ _EVERYWHERE = {
 _ON_THE_CPU = {
     "emulation": ("mp_conformance.implementations.emulation", "EmulationSubject"),
     "autograd": ("mp_conformance.implementations.autograd", "AutogradSubject"),
+    "npu-on-cpu": ("mp_conformance.implementations.saturating_npu", "SaturatingNPUSubject"),
     "emulated-engine": ("mp_conformance.implementations.emulated_engine", "EmulatedEngineSubject"),
 }
 _ON_DEVICES = {
