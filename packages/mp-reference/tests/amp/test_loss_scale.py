@@ -18,7 +18,7 @@ from mp_reference.spec.loss_scale import PRESETS, LossScalePolicy
 
 TRACES: list[dict[str, Any]] = [
     trace
-    for trace in json.loads((Path(__file__).parent / "data" / "scaler_traces.json").read_text())["traces"]
+    for trace in json.loads((Path(__file__).parents[1] / "data" / "scaler_traces.json").read_text())["traces"]
     if trace["key"] != "optax"  # a skip rule without a scale
 ]
 SCALES: dict[
