@@ -143,7 +143,7 @@ def accumulate(row: Accumulator, problem: Problem, threads: int = 1) -> NDArray[
 def _fast(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None) -> NDArray[Any]:
     with np.errstate(all="ignore"):
         total = np.matmul(a, b)
-        return total if c is None else np.add(total, c)
+        return np.asarray(total if c is None else np.add(total, c))
 
 
 def _require_addend(row: Accumulator, problem: Problem) -> None:

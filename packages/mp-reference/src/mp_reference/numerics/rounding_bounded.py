@@ -41,8 +41,8 @@ class BoundedKernel:
 
     def __init__(self, fmt: FloatFormat, carrier: np.dtype[Any]) -> None:
         unsigned, stored_bits, bias = _UNSIGNED[carrier]
-        self.unsigned = unsigned
-        self.exponent_mask = unsigned((2 * bias + 1) << stored_bits)
+        self.unsigned: Any = unsigned
+        self.exponent_mask: Any = unsigned((2 * bias + 1) << stored_bits)
         self.least, self.most = carrier.type(fmt.min_normal), carrier.type(2.0 ** (fmt.max_exponent + 1))
         self.above = carrier.type(1.5 * 2.0 ** (stored_bits - fmt.mantissa_bits))
 
