@@ -286,6 +286,17 @@ def test_the_module_is_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     importlib.import_module("mp_reference.lab.__main__")  # which does nothing by itself
 
 
+@pytest.mark.parametrize("package", ["rich.console", "matplotlib"])
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("mp_reference.lab")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SystemExit, match=rf"needs {package}.*; python -m pip install 'mp-reference\[lab\]'"):
+        runpy.run_module("mp_reference.lab", run_name="__main__")
+
+
 def test_nothing_to_draw_is_refused_and_an_empty_table_has_its_key(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no finished cell to draw; run the experiment first"):
         draw([], tmp_path)
