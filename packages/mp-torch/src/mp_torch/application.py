@@ -63,18 +63,21 @@ def decision_on(assembly: Assembly, ranks: Ranks, gradients: list[Gradient], div
     )
 
 
-def apply_(assembly: Assembly, ranks: Ranks, step: Step, divisor: float, update_index: int) -> None:
+def apply_(
+    assembly: Assembly, ranks: Ranks, gradients: list[Gradient], step: Step, *, divisor: float, update_index: int
+) -> None:
     """Clip, update, write back, for every optimizer that may step.
 
     Args:
         assembly: optimizers, weights, updaters.
         ranks: who else clips the same gradients.
+        gradients: what the decision was made on.
         step: with its decision; learns the clipped norm, and what rounding lost.
         divisor: as for ``stored_gradients``.
         update_index: updates before this one.
     """
     groups: dict[tuple[int, int], list[tuple[Gradient, Entry]]] = {}
-    for one in _clipped(assembly, ranks, step, divisor):
+    for one in _clipped(assembly, ranks, gradients, step, divisor):
         if step.found is None or not step.found[one.part.optimizer]:
             entry = Entry(one.part.weight.trained, one.part.weight.load(), _whole(one))
             groups.setdefault((one.part.optimizer, one.part.group), []).append((one, entry))
@@ -91,20 +94,20 @@ def apply_(assembly: Assembly, ranks: Ranks, step: Step, divisor: float, update_
             _store_(step, one, entry, WriteBack(update_index=update_index, key=one.part.key, skipped=skipped))
 
 
-def _clipped(assembly: Assembly, ranks: Ranks, step: Step, divisor: float) -> list[Gradient]:
+def _clipped(assembly: Assembly, ranks: Ranks, gradients: list[Gradient], step: Step, divisor: float) -> list[Gradient]:
     """Gradients that no kernel divides later are clipped here, by norm and then by value."""
     if step.found is not None and all(step.found):
-        return step.gradients
+        return gradients
     limit = assembly.config.clip_value
     clipped = []
-    for one in step.gradients:
+    for one in gradients:
         coefficient = step.decision.coefficients[one.part.clip_set]
         scaled = one.scaled and _folds(coefficient, divisor)
         value = one.value if scaled == one.scaled else one.value / one.value.new_tensor(divisor)
         value = value if scaled or _is_one(coefficient) else value * coefficient
         value = value if limit is None else value.clamp(-limit, limit)
         clipped.append(one if value is one.value else replace(one, value=value, scaled=scaled))
-    if any(new is not old for new, old in zip(clipped, step.gradients, strict=True)):
+    if any(new is not old for new, old in zip(clipped, gradients, strict=True)):
         step.clipped_norm = decision_on(assembly, ranks, clipped, divisor).norm
     return clipped
 

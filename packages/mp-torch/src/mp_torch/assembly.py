@@ -17,7 +17,7 @@ from mp_torch.devices import device_of
 from mp_torch.drift import Admitted
 from mp_torch.dtypes import Precision, precision_named
 from mp_torch.errors import AmpConfigError
-from mp_torch.precision import SAFE_MODULES, SAFE_OPS, OpRules, matching, run_in_region_
+from mp_torch.precision import JOINING_OPS, SAFE_MODULES, SAFE_OPS, OpRules, matching, run_in_region_
 from mp_torch.ranks import cast_, local, place_of
 from mp_torch.update import OwnUpdater, Updater, updater_for
 
@@ -132,7 +132,8 @@ class Assembly:
     def _op_rules(self) -> OpRules | None:
         if self.row.compute is None:
             return None
-        rules = (dict.fromkeys(SAFE_OPS, "fp32") if self.config.safe_ops else {}) | dict(self.config.op_rules)
+        safe = dict.fromkeys(SAFE_OPS, "fp32") | dict.fromkeys(JOINING_OPS, "promote")
+        rules = (safe if self.config.safe_ops else {}) | dict(self.config.op_rules)
         return OpRules(rules, device_type=self.computes_on, lower=self.row.compute) if rules else None
 
     def context(self) -> AbstractContextManager[Any]:

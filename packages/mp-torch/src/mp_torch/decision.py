@@ -76,15 +76,15 @@ class Decision:
     active: list[bool] = field(default_factory=list)
     first: Callable[[], tuple[str | None, str | None]] | None = None
 
-    def first_nonfinite(self, gradients: Sequence[Gradient]) -> tuple[str | None, str | None]:
-        """Name of the first parameter whose gradient is not finite, and what it holds; reads from the device."""
+    def first_nonfinite(self, names: Sequence[str]) -> tuple[str | None, str | None]:
+        """The first of these parameters whose gradient is not finite, and what it holds; reads from the device."""
         if self.first is not None:
             return self.first()
         finite = self.finite.tolist()
         if all(finite):
             return None, None
         place = finite.index(False)
-        return gradients[place].part.weight.name, "NaN" if math.isnan(float(self.sums[place])) else "Inf"
+        return names[place], "NaN" if math.isnan(float(self.sums[place])) else "Inf"
 
 
 def decide(

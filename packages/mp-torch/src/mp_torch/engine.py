@@ -197,7 +197,7 @@ class AmpEngine(ManyRanks, Persistent):
             return self._idle("no gradients", close=True)
         decision = decision_on(self.assembly, self.ranks, gradients, divisor)
         step = self._begun(gradients, decision)
-        apply_(self.assembly, self.ranks, step, divisor, self.update_index)
+        apply_(self.assembly, self.ranks, gradients, step, divisor=divisor, update_index=self.update_index)
         self._close_(step)
         return StepReport(lambda: self._settled(step).outcome(self.optimizers))
 
@@ -231,7 +231,7 @@ class AmpEngine(ManyRanks, Persistent):
         """Both futures of the loss scale, and the outcome itself where it can be known now."""
         good, bad = self.scale.futures
         step = Step(
-            gradients=gradients,
+            names=[one.part.weight.name for one in gradients],
             decision=decision,
             scale=self._window_scale,
             good=good,
@@ -265,6 +265,7 @@ class AmpEngine(ManyRanks, Persistent):
 
     def _conclude_(self, step: Step) -> None:
         """Once the outcome is known: loss scale, counters, schedulers."""
+        self._notices.outcome(step, self.scale)
         self.scale.state = step.next_state
         if step.applied:
             self.update_index += 1

@@ -1,7 +1,9 @@
-"""Warnings that an engine gives once each, whatever the filters of the program are."""
+"""What an engine says unasked, once each: warnings about the loop, and log lines about the run."""
 
 from __future__ import annotations
 
+import logging
+import math
 import warnings
 from typing import TYPE_CHECKING
 
@@ -10,8 +12,13 @@ import torch
 if TYPE_CHECKING:
     from mp_torch.assembly import Assembly
     from mp_torch.buffers import BufferSnapshot
+    from mp_torch.outcome import Step
+    from mp_torch.scaling import MovingScale
 
 __all__ = ["Notices"]
+
+
+_log = logging.getLogger("mp_torch")
 
 
 class Notices:
@@ -58,3 +65,26 @@ class Notices:
                 "rebuilt from them and lose the bits that 16 do not hold. Load the engine's state as well to keep them",
                 stacklevel=4,
             )
+
+    def outcome(self, step: Step, scale: MovingScale) -> None:
+        """Log what would otherwise be seen only in reports: a skip that no loss scale explains, a scale at its ceiling.
+
+        Args:
+            step: its outcome is known.
+            scale: as it was before the step.
+        """
+        policy, before = scale.policy, scale.state
+        if any(step.known) and (not policy.dynamic or before.scale <= policy.min_scale):
+            self._log_once("skip", f"step skipped: {step.cause}; no smaller loss scale could help, parameters are kept")
+        grown = step.next_state.scale > before.scale or step.next_state.growth_tracker < before.growth_tracker
+        if grown and not any(step.known) and step.next_state.scale >= policy.max_scale < math.inf:
+            self._log_once(
+                "ceiling",
+                f"the loss scale stops at its ceiling, {policy.max_scale!r}: gradients that need a larger one are rare, "
+                "look whether the loss still depends on the parameters",
+            )
+
+    def _log_once(self, key: str, message: str) -> None:
+        if key not in self._given:
+            self._given.add(key)
+            _log.warning("%s; further ones are told by the reports alone", message)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mp_torch.decision import Decision, Gradient
+    from mp_torch.decision import Decision
     from mp_torch.scaling import ScaleState
 
 __all__ = ["Step", "idle_outcome"]
@@ -26,7 +26,7 @@ class Step:
     """One step, from its decision to its outcome.
 
     Args:
-        gradients: what was read, in the optimizers' order.
+        names: of the parameters that had a gradient, in the optimizers' order; the gradients themselves are let go.
         decision: what was found.
         scale: the loss scale that these gradients were made with.
         good: the scale's state if nothing is wrong.
@@ -40,7 +40,7 @@ class Step:
         update_index: updates applied, this step included, once known.
     """
 
-    gradients: list[Gradient]
+    names: list[str]
     decision: Decision
     scale: float
     good: ScaleState
@@ -72,13 +72,13 @@ class Step:
     @property
     def cause(self) -> str:
         """What was found first; reads from the device."""
-        name, kind = self.decision.first_nonfinite(self.gradients)
+        name, kind = self.decision.first_nonfinite(self.names)
         return "the device's overflow flag: a kernel of this window saturated" if name is None else f"{kind} in {name}"
 
     def outcome(self, optimizers: Sequence[torch.optim.Optimizer]) -> Outcome:
         """Everything a report says; reads from the device."""
         skipped = any(self.known)
-        name, kind = self.decision.first_nonfinite(self.gradients) if skipped else (None, None)
+        name, kind = self.decision.first_nonfinite(self.names) if skipped else (None, None)
         reason = f"non-finite gradient: {self.cause}" if skipped else ""
         coefficient, clipped_norm = self._clipping()
         return Outcome(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
+    "JOINING_OPS",
     "SAFE_MODULES",
     "SAFE_OPS",
     "OpRules",
@@ -41,6 +42,9 @@ SAFE_OPS = (
     "normalize", "cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "kl_div",
 )  # fmt: skip
 """Functions that lose too much in 16 bits: sums over many terms, and losses."""
+
+JOINING_OPS = ("cat", "stack")
+"""Functions that autocast refuses when fp16 meets bf16; here the result is wide enough for both."""
 
 SAFE_MODULES = (
     "re:class .*(BatchNorm|SyncBatchNorm)",

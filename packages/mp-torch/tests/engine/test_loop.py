@@ -1,7 +1,9 @@
 """The loop: windows and weights, several losses and optimizers, buffers, schedulers, clipping by group and by value."""
 
+import logging
 import math
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -377,3 +379,44 @@ def test_a_report_reads_the_same_whenever_it_is_read():
     assert [one.next_loss_scale for one in reports] == [8.0, 4.0, 8.0]
     assert "skipped=True" in repr(reports[1])
     assert np.isinf(reports[1].grad_norm)
+
+
+def test_a_report_that_is_kept_does_not_keep_the_gradients_alive():
+    model, engine = one_weight(1.0, precision="fp16-mixed", max_grad_norm=1.0)
+    feed(model, engine, 3.0)
+    alive = weakref.ref(model["w"].grad)
+    report = engine.step()
+    assert alive() is None
+    assert report.applied
+
+
+# ---- what is said unasked ----
+
+
+def test_a_skip_that_no_loss_scale_explains_is_logged_once(caplog):
+    model, engine = one_weight(1.0, precision="bf16-mixed")
+    with caplog.at_level(logging.WARNING, logger="mp_torch"):
+        for value in (1.0, math.nan, math.nan):
+            feed(model, engine, value)
+            engine.step()
+    assert [one.message for one in caplog.records] == [
+        "step skipped: NaN in w; no smaller loss scale could help, parameters are kept; further ones are told by the "
+        "reports alone"
+    ]
+
+
+def test_an_ordinary_overflow_of_a_dynamic_scale_is_not_logged(caplog):
+    model, engine = one_weight(1.0, precision="fp16-mixed")
+    feed(model, engine, math.inf)
+    assert engine.step().skipped
+    assert not caplog.records
+
+
+def test_a_scale_that_stops_at_its_ceiling_is_logged_once(caplog):
+    policy = LossScale(init_scale=4.0, max_scale=8.0, growth_interval=1)
+    model, engine = one_weight(1.0, precision="fp16-mixed", loss_scale=policy)
+    for _ in range(4):
+        feed(model, engine, 1e-3)
+        engine.step()
+    assert engine.loss_scale == 8.0
+    assert [one.message.split(":")[0] for one in caplog.records] == ["the loss scale stops at its ceiling, 8.0"]

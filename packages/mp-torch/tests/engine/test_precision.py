@@ -104,10 +104,15 @@ def test_op_rules_lower_and_promote():
         assert torch.add(torch.ones(2, dtype=LOW), torch.ones(2, dtype=LOW)).dtype == LOW
 
 
-def test_concatenating_two_16_bit_dtypes_is_defined_under_a_rule():
-    _, engine = engine_of(op_rules={"cat": "promote"})
+@pytest.mark.parametrize("join", [torch.cat, torch.stack])
+def test_a_tensor_of_the_other_16_bit_dtype_joins_in_the_dtype_that_holds_both(join):
+    _, engine = engine_of()
+    low, other = torch.ones(1, dtype=LOW), torch.ones(1, dtype=torch.float16)
     with engine.autocast():
-        assert torch.cat([torch.ones(1, dtype=torch.float16), torch.ones(1, dtype=LOW)]).dtype == torch.float32
+        assert join([other, low]).dtype == torch.float32
+        assert join([low, low]).dtype == LOW
+        assert join([low, torch.ones(1)]).dtype == torch.float32
+        assert join([torch.ones(1, dtype=torch.int64)] * 2).dtype == torch.int64
 
 
 def test_an_unknown_op_is_answered_with_the_nearest_name():

@@ -165,3 +165,10 @@ def test_a_16_bit_loss_gets_a_scale_that_it_can_hold(scale, dtype, expected):
 @pytest.mark.parametrize(("value", "expected"), [(0.1, 0.10000000149011612), (1e39, math.inf), (2.0**-149, 2.0**-149)])
 def test_fp32_rounds_once_and_overflows_to_infinity(value, expected):
     assert fp32(value) == expected
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False), st.integers(-60, 60))
+def test_a_power_of_two_scales_and_unscales_without_a_trace(value, power):
+    scaled = torch.tensor(value) * 2.0**power
+    if scaled.isfinite() and (value == 0 or scaled.abs() >= 2.0**-126):
+        assert (scaled / torch.tensor(2.0**power)).item() == value
