@@ -1,0 +1,168 @@
+"""How fast rounding, codes, elementwise arithmetic and fma are, beside the peers that install as wheels.
+
+Prints ``name: value unit``, one line each: medians of process time on one thread, everything in turn in one process,
+and the ratio to each peer, of the medians and, in brackets, of the least times, which a busy machine disturbs less. ``python benchmarks/numerics.py [elements] [repeats]``; a peer that is not installed (gfloat,
+qtorch, pychop, apytypes) is left out and named. Products under a named accumulator are in ``benchmarks/matmul.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import mp_reference as mp
+from mp_reference.numerics.codec import decode, encode
+from mp_reference.spec.formats import FloatFormat
+
+Call = Callable[[], object]
+Group = dict[str, Call]
+FORMATS = (mp.FP16, mp.BF16, mp.E4M3FN, mp.E5M2, mp.FloatFormat("e5m4", exponent_bits=5, mantissa_bits=4))
+GFLOAT = {
+    "nearest-even": "TiesToEven", "toward-zero": "TowardZero", "toward-positive": "TowardPositive",
+    "toward-negative": "TowardNegative", "nearest-away": "TiesToAway", "stochastic": "Stochastic",
+}  # fmt: skip
+
+
+def peer(name: str) -> Any:
+    """A peer's module, or None with a line that says so."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as missing:
+        print(f"left out: {name} ({missing})")
+        return None
+
+
+def gfloat_call(gfloat: Any, fmt: FloatFormat, rounding: str, x: np.ndarray, random: np.ndarray) -> Call:
+    """Gfloat's rounding of an array."""
+    formats = importlib.import_module("gfloat.formats")
+    known = {
+        "fp16": "format_info_binary16", "bf16": "format_info_bfloat16", "float8_e4m3fn": "format_info_ocp_e4m3",
+        "float8_e5m2": "format_info_ocp_e5m2",
+    }  # fmt: skip
+    if fmt.name in known:
+        info = getattr(formats, known[fmt.name])
+    else:
+        half = formats.format_info_binary16
+        info = type(half)(**(vars(half) | {"name": "e5m4", "k": 10, "precision": 5, "num_high_nans": 15}))
+    mode = getattr(gfloat.RoundMode, GFLOAT[rounding])
+    wide = x.astype(np.float64)
+    if rounding == "stochastic":
+        bits = random.astype(np.int64)
+        return lambda: gfloat.round_ndarray(info, wide, mode, srbits=bits, srnumbits=16)
+    return lambda: gfloat.round_ndarray(info, wide, mode)
+
+
+def rounding_groups(n: int, peers: dict[str, Any]) -> dict[str, Group]:
+    """float32 to every format and rounding, ours beside gfloat, QPyTorch and, where exact, library casts and back."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(n).astype(np.float32)
+    random = rng.integers(0, 65536, n, dtype=np.uint16)
+    groups: dict[str, Group] = {}
+    for fmt in FORMATS:
+        for rounding in (*GFLOAT, "to-odd"):
+            bits = random if rounding == "stochastic" else None
+            group: Group = {"ours": lambda f=fmt, r=rounding, b=bits: mp.round_to(x, f, r, random_bits=b)}
+            if peers["gfloat"] and rounding in GFLOAT:
+                group["gfloat"] = gfloat_call(peers["gfloat"], fmt, rounding, x, random)
+            if peers["qtorch"] and rounding in ("nearest-even", "stochastic") and fmt.has_inf:
+                quantize = importlib.import_module("qtorch.quant").float_quantize
+                tensor = importlib.import_module("torch").from_numpy(x)
+                mode = "nearest" if rounding == "nearest-even" else "stochastic"
+                group["qtorch"] = lambda f=fmt, m=mode, t=tensor, q=quantize: q(t, f.exponent_bits, f.mantissa_bits, m)
+            if rounding == "nearest-even" and fmt.dtype != np.float32:
+                group["astype and back"] = lambda d=fmt.dtype: x.astype(d).astype(np.float32)
+            groups[f"round {fmt.name} {rounding} {n}"] = group
+    return groups
+
+
+def peer_rounding_groups(n: int, peers: dict[str, Any]) -> dict[str, Group]:
+    """The two peers that hold codes or go through objects, on fp16 to nearest even."""
+    x = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    group: Group = {"ours": lambda: mp.round_to(x, mp.FP16)}
+    if peers["apytypes"]:
+        array = peers["apytypes"].APyFloatArray
+        group["apytypes"] = lambda: array.from_array(x, exp_bits=5, man_bits=10)
+    if peers["pychop"]:
+        chop = peers["pychop"].Chop(exp_bits=5, sig_bits=10, rmode=1)
+        group["pychop"] = lambda: chop(x)
+    return {f"round fp16 nearest-even {n} (others)": group}
+
+
+def code_groups(n: int) -> dict[str, Group]:
+    """Codes both ways, beside NumPy's and ml_dtypes' casts."""
+    x = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    groups: dict[str, Group] = {}
+    for fmt in (mp.FP16, mp.BF16, mp.E4M3FN, mp.E5M2, mp.E2M1FN):
+        stored = x.astype(fmt.dtype)
+        codes = stored.view(f"u{fmt.dtype.itemsize}")
+        groups[f"encode {fmt.name} {n}"] = {
+            "ours": lambda f=fmt: encode(x, f),
+            "library": lambda d=fmt.dtype: x.astype(d),
+        }
+        groups[f"decode {fmt.name} {n}"] = {
+            "ours": lambda c=codes, f=fmt: decode(c, f),
+            "library": lambda s=stored: s.astype(np.float32),
+        }
+    return groups
+
+
+def arithmetic_groups(n: int) -> dict[str, Group]:
+    """Elementwise operations beside the dtype's own, and fma, which no peer has for arrays."""
+    rng = np.random.default_rng(0)
+    groups: dict[str, Group] = {}
+    for dtype in (np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float32):
+        a, b, c = (rng.standard_normal(n).astype(np.float32).astype(dtype) for _ in range(3))
+        name = np.dtype(dtype).name
+        for operation, theirs in (("add", np.add), ("mul", np.multiply), ("div", np.divide)):
+            ours = getattr(mp, operation)
+            groups[f"{operation} {name} {n}"] = {
+                "ours": lambda f=ours, a=a, b=b: f(a, b),
+                "library": lambda f=theirs, a=a, b=b: f(a, b),
+            }
+            groups[f"{operation} {name} toward-zero {n}"] = {"ours": lambda f=ours, a=a, b=b: f(a, b, "toward-zero")}
+        groups[f"fma {name} {n}"] = {"ours": lambda a=a, b=b, c=c: mp.fma(a, b, c)}
+    return groups
+
+
+def measure(groups: dict[str, Group], n: int, repeats: int) -> None:
+    """Time each group in turn and print elements per second and ratios."""
+    for title, group in groups.items():
+        times: dict[str, list[float]] = {name: [] for name in group}
+        for _ in range(repeats):
+            for name, call in group.items():
+                begun = time.process_time()
+                call()
+                times[name].append(time.process_time() - begun)
+        middle = {name: median(values) for name, values in times.items()}
+        least = {name: min(values) for name, values in times.items()}
+        for name, seconds in middle.items():
+            ratios = f"{seconds / middle['ours']:.1f} ({least[name] / least['ours']:.1f})"
+            ratio = "" if name == "ours" else f", ours {ratios} times as fast"
+            speeds = f"{n / seconds / 1e6:.0f} ({n / least[name] / 1e6:.0f})"
+            print(f"{title}, {name}: {speeds} M elements/s{ratio}", flush=True)
+
+
+def main() -> None:
+    n = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    repeats = int(sys.argv[2]) if len(sys.argv) > 2 else 15
+    print(f"machine: {platform.machine()}, numpy {np.__version__}, ml_dtypes {ml_dtypes.__version__}")
+    peers = {name: peer(name) for name in ("gfloat", "qtorch", "apytypes", "pychop")}
+    if peers["qtorch"]:
+        importlib.import_module("torch").set_num_threads(1)
+    with np.errstate(all="ignore"):
+        measure(rounding_groups(n, peers), n, repeats)
+        measure(peer_rounding_groups(n, peers), n, repeats)
+        measure(code_groups(n), n, repeats)
+        measure(arithmetic_groups(n), n, repeats)
+
+
+if __name__ == "__main__":
+    main()
