@@ -29,7 +29,7 @@ __all__ = ["accumulate", "matmul"]
 
 _TILE = 65536  # outputs a tile: the buffers of a step stay in the second-level cache
 _COLUMNS = 512
-_PANEL = 262144  # outputs of a panel of the fast product: its float32 stays cached until it is rounded
+_PANEL = 512  # rows of the fast product that are rounded together: enough for BLAS, and still cached
 
 
 def matmul(
@@ -216,7 +216,7 @@ def _tiled(
 ) -> NDArray[Any]:
     """Call ``kernel(a, b, c)`` on tiles (batch, m, k), (batch, k, n), (batch, m, n) of a flattened batch.
 
-    Tiles are as large as a step's buffers should be, or whole rows of ``panel`` outputs together.
+    Tiles are as large as a step's buffers should be, or ``panel`` whole rows.
     """
     *lead, m, n = problem.shape
     out = np.empty(problem.shape, dtype)
@@ -232,7 +232,7 @@ def _tiled(
         g, i, j = tile
         flat[g, i, j] = kernel(a[g, i], b[g, :, j], None if c is None else c[g, i, j])
 
-    tiles = _tiles(batch, m, n, panel, n) if panel else _tiles(batch, m, n, _TILE * min(threads, 2), _COLUMNS)
+    tiles = _tiles(batch, m, n, panel * n, n) if panel else _tiles(batch, m, n, _TILE * min(threads, 2), _COLUMNS)
     if threads == 1:
         for tile in tiles:
             work(tile)
