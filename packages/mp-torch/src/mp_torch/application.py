@@ -107,9 +107,21 @@ def _clipped(assembly: Assembly, ranks: Ranks, gradients: list[Gradient], step: 
         value = value if scaled or _is_one(coefficient) else value * coefficient
         value = value if limit is None else value.clamp(-limit, limit)
         clipped.append(one if value is one.value else replace(one, value=value, scaled=scaled))
-    if any(new is not old for new, old in zip(clipped, gradients, strict=True)):
+    if _is_measured_again(assembly, ranks, step, clipped, gradients):
         step.clipped_norm = decision_on(assembly, ranks, clipped, divisor).norm
     return clipped
+
+
+def _is_measured_again(
+    assembly: Assembly, ranks: Ranks, step: Step, clipped: list[Gradient], gradients: list[Gradient]
+) -> bool:
+    """Whether clipping changed gradients; where measuring is collective, what no rank can see differently."""
+    if ranks.count == 1:
+        return any(new is not old for new, old in zip(clipped, gradients, strict=True))
+    limited = assembly.config.clip_value is not None
+    if not limited and all(one.folds_scale for one in assembly.updaters):
+        return False
+    return limited or not all(_is_one(one) for one in step.decision.coefficients)
 
 
 def _folded_scale(decision: Decision, one: Gradient, divisor: float) -> Tensor | None:
