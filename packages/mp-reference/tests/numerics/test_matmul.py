@@ -182,3 +182,12 @@ def test_an_addend_of_another_format_is_taken_where_nothing_is_lost():
     got = mp.matmul(HALF([1]), HALF([1]), np.float32(0.5), mp.FP16)
     assert (got.dtype, got.item()) == (np.float32, 1.5)
     assert np.isnan(mp.matmul(HALF([1]), HALF([1]), np.float32(np.nan), mp.FP16).item())
+
+
+@pytest.mark.parametrize("accumulator", [mp.FP16, mp.tensor_core("hopper"), "exact", "fp32"], ids=str)
+def test_a_product_leaves_numpys_settings_as_they_were(accumulator):
+    before = np.getbufsize(), np.geterr()
+    with np.errstate(all="raise"):
+        mp.matmul(np.full((2, 40), 300, HALF), np.full((40, 2), 300, HALF), accumulator=accumulator)
+        assert np.geterr() == dict.fromkeys(("divide", "over", "under", "invalid"), "raise")
+    assert (np.getbufsize(), np.geterr()) == before
