@@ -93,6 +93,27 @@ def test_recordings_reject_another_number_of_bits_or_of_products(recordings, for
         assert differing(recordings, "A100", form, "fp32", unit)[0] > 0, wrong
 
 
+def test_recordings_fix_the_block_and_the_bits_of_every_unit(recordings):
+    for which, wrong in (
+        (["V100", "fp16", "fp32"], {"fraction_bits": 24}), (["V100", "fp16", "fp16"], {"block": 2}),
+        (["H100", "fp16", "fp32"], {"fraction_bits": 24}), (["H100", "fp16", "fp32"], {"block": 8}),
+        (["H100", "E4M3", "fp32"], {"block": 16}), (["H200", "E5M2", "fp32"], {"result_bits": 23}),
+        (["L40S", "E4M3", "fp32"], {"block": 32}), (["Ada", "E5M2", "fp16"], {"fraction_bits": 14}),
+        (["B200", "bf16", "fp32"], {"fraction_bits": 26}), (["B200", "tf32", "fp32"], {"fraction_bits": 24}),
+    ):  # fmt: skip
+        unit = unit_of(*which)
+        changed = replace(unit, rows=tuple(replace(row, **wrong) for row in unit.rows))
+        assert differing(recordings, *which, changed)[0] > 0, (which, wrong)
+
+
+@pytest.mark.parametrize("gpu", ["H100", "H200", "B200"])
+@pytest.mark.parametrize("form", ["E4M3", "E5M2"])
+def test_recordings_show_fp8_running_through_the_fp16_unit(recordings, gpu, form):
+    for wrong in ({"quads": False}, {"block": 32}, {"addend": "early"}):
+        unit = mp.tensor_core(gpu, family="mma", result=mp.FP16, **wrong)
+        assert differing(recordings, gpu, form, "fp16", unit)[0] > 0, wrong
+
+
 def test_recordings_decide_neither_zero_products_nor_the_floor_of_the_exponent(recordings):
     for which in (["A100", "bf16", "fp32"], ["H100", "fp16", "fp16"], ["V100", "fp16", "fp16"]):
         for fields in ({"zero_products": "minimum-exponent"}, {"exponent_floor": None}, {"exponent_floor": -126}):
