@@ -124,8 +124,11 @@ def test_the_work_of_a_process_reports_its_steps(monkeypatch: pytest.MonkeyPatch
         put = list.append
 
     steps = Steps()
+    handlers: list[Any] = []
     monkeypatch.setattr(grid, "_steps", None)
+    monkeypatch.setattr(signal, "signal", lambda *handler: handlers.append(handler))
     grid._start(steps)
+    assert handlers == [(signal.SIGINT, signal.SIG_DFL)]
     grid._work(Cell(Policy(), 0, TASK))
     assert sum(steps) == 4
 
@@ -181,18 +184,22 @@ format = ["fp32", "bf16"]
 """
 
 
-def test_an_interrupted_run_keeps_its_finished_cells_and_goes_on_from_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole_group", [False, True])  # kill -INT, or an interrupt typed at the terminal
+def test_an_interrupted_run_keeps_its_finished_cells_and_ends_in_one_line(tmp_path: Path, whole_group: bool) -> None:
     path, results = tmp_path / "slow.toml", tmp_path / "results"
     path.write_text(SLOW)
     command = [sys.executable, "-m", "mp_reference.lab", "run", str(path), "--results", str(results), "--workers", "2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and len(read_rows(results / RESULTS)) < 2:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "finished cells are kept, the same command goes on with the rest" in errors
+    assert "Traceback" not in errors
     kept = [row["key"] for row in read_rows(results / RESULTS)]
     assert 2 <= len(kept) < 20
     assert set(kept) <= {cell.key for cell in load(path).cells}

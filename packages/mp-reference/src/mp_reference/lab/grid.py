@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import queue
+import signal
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -70,9 +71,11 @@ def _here(cells: Sequence[Cell], progress: Callable[[int], None]) -> Iterator[Ro
 def _in_processes(cells: Sequence[Cell], workers: int, progress: Callable[[int], None]) -> Iterator[Row]:
     context = multiprocessing.get_context("spawn")
     steps = context.Queue()
+    others = set(multiprocessing.active_children())
     with _one_thread_each():
         pool = ProcessPoolExecutor(min(workers, max(len(cells), 1)), context, initializer=_start, initargs=(steps,))
         waiting: set[Future[Row]] = {pool.submit(_work, cell) for cell in cells}
+    started = set(multiprocessing.active_children()) - others
     try:
         while waiting:
             done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -80,8 +83,11 @@ def _in_processes(cells: Sequence[Cell], workers: int, progress: Callable[[int],
             for one in done:
                 yield one.result()
         _drain(steps, progress)
-    finally:  # an interrupt loses the cells under way, not those that are done
-        pool.shutdown(wait=not waiting, cancel_futures=True)
+    finally:
+        if waiting:  # an interrupt loses the cells under way, not those that are done
+            for process in started:
+                process.terminate()
+        pool.shutdown(cancel_futures=True)
         steps.close()
         steps.cancel_join_thread()
 
@@ -102,7 +108,8 @@ def _one_thread_each() -> Iterator[None]:
 
 
 def _start(steps: Any) -> None:
-    """Remember the queue, in a new process."""
+    """Remember the queue, in a new process; an interrupt at the terminal ends it without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     global _steps  # noqa: PLW0603  # an initializer has no other way to hand it to the work
     _steps = steps
 

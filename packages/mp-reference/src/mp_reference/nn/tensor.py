@@ -190,7 +190,7 @@ class Tape:
         self.kept = kept
         self._nodes: list[_Node] = []
         self._count = 0
-        self._casts: dict[tuple[int, str], Tensor] = {}
+        self._casts: dict[tuple[int, FloatFormat | None], Tensor] = {}
 
     def count(self) -> int:
         """Number the next tensor."""
@@ -266,7 +266,7 @@ class Tape:
         """``x`` in another format; the gradient is cast back. A leaf is cast once per format and tape."""
         if x.format == fmt or not x.floating:
             return x
-        key = (x.index, "float64" if fmt is None else fmt.name)
+        key = (x.index, fmt)
         if key not in self._casts or not (x.leaf and x.requires_grad):
             dtype = np.float64 if fmt is None else np.float32
             kept, self.kept = self.kept, None  # a cast is no step of the model
