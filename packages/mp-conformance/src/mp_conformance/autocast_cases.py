@@ -28,11 +28,7 @@ VARIANTS = ("fp32", "low", "mixed", "fp64")
 NOT_CALLED: Mapping[str, str] = {
     "aten::cudnn_convolution": "only cuDNN has it",
     "aten::cudnn_convolution_transpose": "only cuDNN has it",
-    "aten::_thnn_fused_lstm_cell": "only CUDA kernels exist; lstm_cell ends in it",
-    "aten::_thnn_fused_gru_cell": "only CUDA kernels exist; gru_cell ends in it",
     "aten::_scaled_dot_product_flash_attention": "only CUDA kernels exist",
-    "aten::lstm_cell": "ends in a fused kernel that exists for CUDA only",
-    "aten::gru_cell": "ends in a fused kernel that exists for CUDA only",
 }
 """The ops with a rule that no kernel on this machine can run for a CUDA tensor, and why."""
 
@@ -102,6 +98,10 @@ CALLS: Mapping[str, Callable[[Inputs], tuple[Any, ...]]] = {
     **_each("chain_matmul linalg_multi_dot", lambda t: ([t(3, 4), t(4, 5), t(5, 2)],)),
     **_each("linalg_vecdot", lambda t: (t(3, 4), t(3, 4))),
     **_each("rnn_tanh_cell rnn_relu_cell", lambda t: (t(2, 3), t(2, 4), t(4, 3), t(4, 4), t(4), t(4))),
+    **_each("lstm_cell", lambda t: (t(2, 3), [t(2, 4), t(2, 4)], t(16, 3), t(16, 4), t(16), t(16))),
+    **_each("gru_cell", lambda t: (t(2, 3), t(2, 4), t(12, 3), t(12, 4), t(12), t(12))),
+    **_each("_thnn_fused_lstm_cell", lambda t: (t(2, 16), t(2, 16), t(2, 4), t(16), t(16))),
+    **_each("_thnn_fused_gru_cell", lambda t: (t(2, 12), t(2, 12), t(2, 4), t(12), t(12))),
     **_each("scaled_dot_product_attention", lambda t: (t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))),
     # fp32
     **_each(
@@ -199,6 +199,20 @@ def call_all(device: str, low: torch.dtype) -> dict[str, list[np.ndarray[Any, An
     return results
 
 
+class _Recurrent(nn.Module):
+    """Embedding, a bidirectional LSTM of two layers, a GRU, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(11, 8)
+        self.lstm = nn.LSTM(8, 6, num_layers=2, bidirectional=True, batch_first=True)
+        self.gru, self.head = nn.GRU(12, 6, batch_first=True), nn.Linear(6, 11)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.gru(self.lstm(self.tokens(x))[0])[0])
+        return logits.flatten(0, 1)
+
+
 class _Transformer(nn.Module):
     """Embedding, one pre-norm block with ``nn.MultiheadAttention``, and a head."""
 
@@ -222,7 +236,7 @@ def train(kind: str, device: str, low: torch.dtype, steps: int = 10) -> list[np.
     """Steps of mixed-precision training with torch's own autocast and gradient scaler.
 
     Args:
-        kind: "mlp" or "transformer".
+        kind: "mlp", "transformer" or "recurrent".
         device: "cpu" (under an emulation) or "cuda".
         low: what autocast casts to.
         steps: how many.
@@ -237,7 +251,8 @@ def train(kind: str, device: str, low: torch.dtype, steps: int = 10) -> list[np.
         model: nn.Module = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 11))
         x = torch.randn(40, 16)
     else:
-        model, x = _Transformer(), torch.randint(0, 11, (5, 8))
+        model = _Transformer() if kind == "transformer" else _Recurrent()
+        x = torch.randint(0, 11, (5, 8))
     model, x, y = model.to(device), x.to(device), torch.randint(0, 11, (40,)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, foreach=False, fused=False)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**10)

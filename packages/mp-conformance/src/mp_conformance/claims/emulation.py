@@ -135,7 +135,7 @@ CLAIMS = (
     *(
         Claim(
             id=f"emulation.training.{kind}.{fmt.name}",
-            sentence=f"ten {fmt.name} steps of {article} {kind} with AdamW, clipping and loss scaling on CPU "
+            sentence=f"ten {fmt.name} steps of {article} {kind} network with AdamW, clipping and loss scaling on CPU "
             "tensors under emulate end in the bits of the same steps on CUDA tensors",
             source=_DISPATCHER,
             agreement=Bits(),
@@ -145,7 +145,7 @@ CLAIMS = (
             devices=("cpu",),
             exhaustive=True,
         )
-        for kind, article in (("mlp", "an"), ("transformer", "a"))
+        for kind, article in (("mlp", "an"), ("transformer", "a"), ("recurrent", "a"))
         for fmt in (FP16, BF16)
     ),
     *(

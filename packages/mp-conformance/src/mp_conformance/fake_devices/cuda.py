@@ -116,6 +116,8 @@ def _substitutes() -> dict[str, Any]:
     """Operators that torch picks for CUDA alone, in terms of the CPU's."""
     import torch
 
+    from mp_torch.emulate import fused_cells
+
     aten = torch.ops.aten
 
     def softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
@@ -139,4 +141,5 @@ def _substitutes() -> dict[str, Any]:
         "aten::_log_softmax": log_softmax,
         "aten::_softmax_backward_data": softmax_backward,
         "aten::_log_softmax_backward_data": log_softmax_backward,
+        **fused_cells.kernels(),
     }

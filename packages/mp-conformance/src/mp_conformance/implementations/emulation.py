@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "EmulationSubject", "real_dispatcher"]
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-TRAININGS = ("mlp", "transformer")
+TRAININGS = ("mlp", "transformer", "recurrent")
 
 _SCRIPT = """
 import pickle, warnings
@@ -80,7 +80,7 @@ def real_dispatcher(fmt: str) -> dict[str, Any]:
         fmt: "fp16" or "bf16".
 
     Returns:
-        "calls": as ``autocast_cases.call_all``; "mlp" and "transformer": as ``autocast_cases.train``.
+        "calls": as ``autocast_cases.call_all``; "mlp", "transformer" and "recurrent": as ``autocast_cases.train``.
 
     Raises:
         NotOfferedError: this machine has neither a CUDA device nor a compiler to fake one.
