@@ -23,7 +23,9 @@ __all__ = [
     "fast_squares",
     "fold",
     "host_coefficient",
+    "host_fold",
     "host_norm",
+    "host_squares",
     "magnitudes",
     "power_sums",
     "rounded_norm",
@@ -33,6 +35,9 @@ _foreach_norm = torch._foreach_norm  # noqa: SLF001  # one kernel for a list, as
 
 EPSILON = 1e-6
 """Added to the norm before the division, as ``torch.nn.utils.clip_grad_norm_`` does."""
+
+_LONG = 64
+"""Numbers in a list from which on tensors add faster than Python."""
 
 _SQUARES_LOST = 1e-20
 """Below this total, squares that underflowed fp32 could matter: 1e9 of them add at most 1e-29."""
@@ -78,6 +83,37 @@ def exact_squares(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     if not gradients:
         return torch.zeros(0, dtype=torch.float64)
     return torch.stack([fold(one.reshape(-1).double().square()) for one in gradients])
+
+
+def host_fold(values: Sequence[float]) -> float:
+    """``fold`` in Python numbers, bit for bit.
+
+    >>> host_fold([1.0, 2.0, 3.0])
+    6.0
+    """
+    if len(values) > _LONG:
+        return float(fold(torch.tensor(values, dtype=torch.float64)))
+    width = 1 << max(len(values) - 1, 0).bit_length()
+    folded = [*values, *[0.0] * (width - len(values))]
+    while width > 1:
+        width //= 2
+        folded = [a + b for a, b in zip(folded[:width], folded[width:], strict=True)]
+    return folded[0] + 0.0
+
+
+def host_squares(gradients: Sequence[torch.Tensor], *, exact: bool) -> list[float]:
+    """``exact_squares`` or ``fast_squares`` of gradients on the CPU, as Python numbers.
+
+    >>> host_squares([torch.full((4,), 2.0)], exact=False)
+    [16.0]
+    """
+    if exact or not gradients:
+        return [float(one) for one in exact_squares(gradients)]
+    norms = [float(one) for one in torch.stack(_foreach_norm(list(gradients), 2.0)).tolist()]
+    squares = [one * one for one in norms]
+    if _SQUARES_LOST <= sum(squares) < math.inf:
+        return squares
+    return [float(one) for one in exact_squares(gradients)]
 
 
 def fast_squares(gradients: Sequence[torch.Tensor], *, reads_are_free: bool, float64: bool = True) -> torch.Tensor:

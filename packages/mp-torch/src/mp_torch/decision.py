@@ -71,8 +71,8 @@ class Decision:
     found: Any
     norm: Any
     coefficients: list[Any]
-    finite: Tensor
-    sums: Tensor
+    finite: Tensor | list[bool]
+    sums: Tensor | list[float]
     active: list[bool] = field(default_factory=list)
     first: Callable[[], tuple[str | None, str | None]] | None = None
 
@@ -80,7 +80,7 @@ class Decision:
         """The first of these parameters whose gradient is not finite, and what it holds; reads from the device."""
         if self.first is not None:
             return self.first()
-        finite = self.finite.tolist()
+        finite = self.finite if isinstance(self.finite, list) else self.finite.tolist()
         if all(finite):
             return None, None
         place = finite.index(False)
@@ -116,6 +116,8 @@ def decide(
         The decision.
     """
     flag = device.overflow()  # before the norms, whose own kernels may saturate and raise it
+    if device.reads_are_free and ranks.count == 1 and norm_type == 2.0 and divisor >= 1 and flag is None:
+        return _decide_here(gradients, sets, divisor, exact, together, optimizers)
     sums = _sums(gradients, divisor, norm_type, exact, device)
     parameters = [one.part.weight.parameter for one in gradients]
     peak = norm_type == math.inf
@@ -139,6 +141,37 @@ def decide(
     decision = conclude(found, totals, sets, norm_type, finite, sums)
     decision.active, decision.first = active, ranks.first_nonfinite(finite, sums, parameters)
     return decision
+
+
+def _decide_here(
+    gradients: Sequence[Gradient],
+    sets: Sequence[ClipSet],
+    divisor: float,
+    exact: bool,
+    together: bool,
+    optimizers: int,
+) -> Decision:
+    """The usual case, one process on the CPU: the same numbers in the same order, without a tensor for each."""
+    measured = clipping.host_squares([one.value for one in gradients], exact=exact)
+    unit = divisor * divisor
+    sums = [one / unit if gradient.scaled else one for one, gradient in zip(measured, gradients, strict=True)]
+    finite = [math.isfinite(one) for one in sums]
+    found, active = [False] * optimizers, [False] * optimizers
+    for gradient, fine in zip(gradients, finite, strict=True):
+        active[gradient.part.optimizer] = True
+        found[gradient.part.optimizer] |= not fine
+    if together:
+        found = [any(found)] * optimizers
+    stepping = [0.0 if found[one.part.optimizer] else total for one, total in zip(gradients, sums, strict=True)]
+    coefficients = []
+    for place, one in enumerate(sets):
+        members = [
+            total for gradient, total in zip(gradients, stepping, strict=True) if gradient.part.clip_set == place
+        ]
+        norm = clipping.host_norm(clipping.host_fold(members), 2.0)
+        coefficients.append(1.0 if one.max_norm is None else clipping.host_coefficient(norm, one.max_norm))
+    whole = clipping.host_norm(clipping.host_fold(sums), 2.0)
+    return Decision(found=found, norm=whole, coefficients=coefficients, finite=finite, sums=sums, active=active)
 
 
 def _agreed(found: Tensor, active: list[bool], device: Device, ranks: Ranks) -> tuple[Tensor, list[bool]]:

@@ -76,12 +76,13 @@ class Notices:
         policy, before = scale.policy, scale.state
         if any(step.known) and (not policy.dynamic or before.scale <= policy.min_scale):
             self._log_once("skip", f"step skipped: {step.cause}; no smaller loss scale could help, parameters are kept")
-        grown = step.next_state.scale > before.scale or step.next_state.growth_tracker < before.growth_tracker
-        if grown and not any(step.known) and step.next_state.scale >= policy.max_scale < math.inf:
+        after = step.next_state
+        grown = after.scale > before.scale or after.growth_tracker < before.growth_tracker
+        if grown and not any(step.known) and after.scale >= policy.max_scale < math.inf:
             self._log_once(
                 "ceiling",
-                f"the loss scale stops at its ceiling, {policy.max_scale!r}: gradients that need a larger one are rare, "
-                "look whether the loss still depends on the parameters",
+                f"the loss scale stops at its ceiling, {policy.max_scale!r}: gradients seldom need a larger one, look "
+                "whether the loss still depends on the parameters",
             )
 
     def _log_once(self, key: str, message: str) -> None:

@@ -104,3 +104,17 @@ def test_the_order_of_additions_is_the_documented_one():
     values = torch.tensor([1.0, 2.0**-53, 2.0**-53, 2.0**-60, 1.0], dtype=torch.float64)
     expected = ((1.0 + 1.0) + 2.0**-53) + (2.0**-53 + 2.0**-60)
     assert clipping.fold(values).item() == expected
+
+
+@given(st.lists(st.floats(0, 1e300), max_size=90))
+def test_python_numbers_and_tensors_add_in_the_same_order(values):
+    assert clipping.host_fold(values) == clipping.fold(torch.tensor(values, dtype=torch.float64)).item()
+
+
+@given(st.lists(FLOATS, max_size=5))
+def test_squares_as_python_numbers_are_the_tensors(arrays):
+    gradients = [torch.from_numpy(one) for one in arrays]
+    assert clipping.host_squares(gradients, exact=True) == clipping.exact_squares(gradients).tolist()
+    assert (
+        clipping.host_squares(gradients, exact=False) == clipping.fast_squares(gradients, reads_are_free=True).tolist()
+    )
