@@ -138,6 +138,9 @@ def test_finished_cells_are_not_run_again_and_a_line_cut_short_is(tmp_path: Path
     lines = (tmp_path / RESULTS).read_text().splitlines(keepends=True)
     marked = lines[0].replace('"seconds": ', '"seconds": 9')
     (tmp_path / RESULTS).write_text(marked + lines[1] + lines[2] + lines[3][:40])
+    cut = (tmp_path / RESULTS).read_text()
+    assert len(read_rows(tmp_path / RESULTS)) == 3
+    assert (tmp_path / RESULTS).read_text() == cut  # whoever reads while a run goes on changes nothing
     counted: list[int] = []
     again = run_grid(experiment(), tmp_path, progress=counted.append)
     assert stripped(again) == stripped(first)

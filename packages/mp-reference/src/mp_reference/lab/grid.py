@@ -50,6 +50,7 @@ def run_grid(
         raise ValueError(f"workers={workers} must be at least 1; 1 runs in this process")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / RESULTS
+    _mend(path)
     rows = {row["key"]: row for row in read_rows(path)}
     left = []
     for cell in experiment.cells:
@@ -126,6 +127,15 @@ def _drain(steps: Any, progress: Callable[[int], None]) -> None:
             return
 
 
+def _mend(path: Path) -> None:
+    """Remove a last line that an interrupt cut short, before anything is written after it."""
+    if path.exists():
+        text = path.read_text()
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            path.write_text(whole)
+
+
 def _append(path: Path, row: Row) -> None:
     """One line, on the disk before the next cell is begun."""
     with path.open("a") as file:
@@ -135,7 +145,7 @@ def _append(path: Path, row: Row) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The finished cells of a results file; a last line that an interrupt cut short is removed from the file.
+    """The finished cells of a results file; a last line that is not whole is left out, and the file left alone.
 
     Args:
         path: ``results.jsonl``; need not exist.
@@ -151,9 +161,7 @@ def read_rows(path: Path) -> list[Row]:
     if not path.exists():
         return []
     text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole)
+    whole = text[: text.rfind("\n") + 1]  # a run that is going on may just be writing the rest
     rows = []
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
