@@ -1,8 +1,9 @@
 """How fast rounding, codes, elementwise arithmetic and fma are, beside the peers that install as wheels.
 
 Prints ``name: value unit``, one line each: medians of process time on one thread, everything in turn in one process,
-and the ratio to each peer, of the medians and, in brackets, of the least times, which a busy machine disturbs less. ``python benchmarks/numerics.py [elements] [repeats]``; a peer that is not installed (gfloat,
-qtorch, pychop, apytypes) is left out and named. Products under a named accumulator are in ``benchmarks/matmul.py``.
+and the ratio to each peer, of the medians and, in brackets, of the least times, which a busy machine disturbs less.
+``python benchmarks/numerics.py [elements] [repeats]``; a peer that is not installed (gfloat, qtorch, pychop, apytypes)
+is left out and named. Products under a named accumulator are in ``benchmarks/matmul.py``.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 import mp_reference as mp
 from mp_reference.numerics.codec import decode, encode
-from mp_reference.spec.formats import FloatFormat
+from mp_reference.numerics.rounding import ROUNDINGS
+
+if TYPE_CHECKING:
+    from mp_reference.spec.formats import FloatFormat
 
 Call = Callable[[], object]
 Group = dict[str, Call]
@@ -56,8 +61,13 @@ def gfloat_call(gfloat: Any, fmt: FloatFormat, rounding: str, x: np.ndarray, ran
     wide = x.astype(np.float64)
     if rounding == "stochastic":
         bits = random.astype(np.int64)
-        return lambda: gfloat.round_ndarray(info, wide, mode, srbits=bits, srnumbits=16)
-    return lambda: gfloat.round_ndarray(info, wide, mode)
+        return partial(gfloat.round_ndarray, info, wide, mode, srbits=bits, srnumbits=16)
+    return partial(gfloat.round_ndarray, info, wide, mode)
+
+
+def there_and_back(x: np.ndarray, fmt: FloatFormat) -> np.ndarray:
+    """A library's cast, its result in float32 again."""
+    return x.astype(fmt.dtype).astype(np.float32)
 
 
 def rounding_groups(n: int, peers: dict[str, Any]) -> dict[str, Group]:
@@ -67,18 +77,18 @@ def rounding_groups(n: int, peers: dict[str, Any]) -> dict[str, Group]:
     random = rng.integers(0, 65536, n, dtype=np.uint16)
     groups: dict[str, Group] = {}
     for fmt in FORMATS:
-        for rounding in (*GFLOAT, "to-odd"):
+        for rounding in ROUNDINGS:
             bits = random if rounding == "stochastic" else None
-            group: Group = {"ours": lambda f=fmt, r=rounding, b=bits: mp.round_to(x, f, r, random_bits=b)}
+            group: Group = {"ours": partial(mp.round_to, x, fmt, rounding, random_bits=bits)}
             if peers["gfloat"] and rounding in GFLOAT:
                 group["gfloat"] = gfloat_call(peers["gfloat"], fmt, rounding, x, random)
             if peers["qtorch"] and rounding in ("nearest-even", "stochastic") and fmt.has_inf:
                 quantize = importlib.import_module("qtorch.quant").float_quantize
                 tensor = importlib.import_module("torch").from_numpy(x)
                 mode = "nearest" if rounding == "nearest-even" else "stochastic"
-                group["qtorch"] = lambda f=fmt, m=mode, t=tensor, q=quantize: q(t, f.exponent_bits, f.mantissa_bits, m)
+                group["qtorch"] = partial(quantize, tensor, fmt.exponent_bits, fmt.mantissa_bits, mode)
             if rounding == "nearest-even" and fmt.dtype != np.float32:
-                group["astype and back"] = lambda d=fmt.dtype: x.astype(d).astype(np.float32)
+                group["astype and back"] = partial(there_and_back, x, fmt)
             groups[f"round {fmt.name} {rounding} {n}"] = group
     return groups
 
@@ -89,10 +99,9 @@ def peer_rounding_groups(n: int, peers: dict[str, Any]) -> dict[str, Group]:
     group: Group = {"ours": lambda: mp.round_to(x, mp.FP16)}
     if peers["apytypes"]:
         array = peers["apytypes"].APyFloatArray
-        group["apytypes"] = lambda: array.from_array(x, exp_bits=5, man_bits=10)
+        group["apytypes"] = partial(array.from_array, x, exp_bits=5, man_bits=10)
     if peers["pychop"]:
-        chop = peers["pychop"].Chop(exp_bits=5, sig_bits=10, rmode=1)
-        group["pychop"] = lambda: chop(x)
+        group["pychop"] = partial(peers["pychop"].Chop(exp_bits=5, sig_bits=10, rmode=1), x)
     return {f"round fp16 nearest-even {n} (others)": group}
 
 
@@ -103,13 +112,10 @@ def code_groups(n: int) -> dict[str, Group]:
     for fmt in (mp.FP16, mp.BF16, mp.E4M3FN, mp.E5M2, mp.E2M1FN):
         stored = x.astype(fmt.dtype)
         codes = stored.view(f"u{fmt.dtype.itemsize}")
-        groups[f"encode {fmt.name} {n}"] = {
-            "ours": lambda f=fmt: encode(x, f),
-            "library": lambda d=fmt.dtype: x.astype(d),
-        }
+        groups[f"encode {fmt.name} {n}"] = {"ours": partial(encode, x, fmt), "library": partial(x.astype, fmt.dtype)}
         groups[f"decode {fmt.name} {n}"] = {
-            "ours": lambda c=codes, f=fmt: decode(c, f),
-            "library": lambda s=stored: s.astype(np.float32),
+            "ours": partial(decode, codes, fmt),
+            "library": partial(stored.astype, np.float32),
         }
     return groups
 
@@ -123,12 +129,9 @@ def arithmetic_groups(n: int) -> dict[str, Group]:
         name = np.dtype(dtype).name
         for operation, theirs in (("add", np.add), ("mul", np.multiply), ("div", np.divide)):
             ours = getattr(mp, operation)
-            groups[f"{operation} {name} {n}"] = {
-                "ours": lambda f=ours, a=a, b=b: f(a, b),
-                "library": lambda f=theirs, a=a, b=b: f(a, b),
-            }
-            groups[f"{operation} {name} toward-zero {n}"] = {"ours": lambda f=ours, a=a, b=b: f(a, b, "toward-zero")}
-        groups[f"fma {name} {n}"] = {"ours": lambda a=a, b=b, c=c: mp.fma(a, b, c)}
+            groups[f"{operation} {name} {n}"] = {"ours": partial(ours, a, b), "library": partial(theirs, a, b)}
+            groups[f"{operation} {name} toward-zero {n}"] = {"ours": partial(ours, a, b, "toward-zero")}
+        groups[f"fma {name} {n}"] = {"ours": partial(mp.fma, a, b, c)}
     return groups
 
 

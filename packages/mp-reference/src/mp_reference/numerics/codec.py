@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from mp_reference.numerics.rounding import check_rounding, flush_of, round_to
-from mp_reference.numerics.rounding_kernels import CHUNK, Workspace, kernel_for
+from mp_reference.numerics.rounding_kernels import kernel_for
+from mp_reference.numerics.workspace import CHUNK, Workspace, borrowed
 from mp_reference.spec.formats import BF16, FP16, FP32, FloatFormat
 
 if TYPE_CHECKING:
@@ -189,8 +190,7 @@ def _chunked(write: Encoder, x: NDArray[np.float32], dtype: np.dtype[Any]) -> ND
     """Run an encoder over a contiguous array in chunks."""
     out = np.empty(x.shape, dtype)
     source, target = x.reshape(-1), out.reshape(-1)
-    work = Workspace(min(CHUNK, max(x.size, 1)), x.dtype)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), borrowed(x.dtype) as work:
         for start in range(0, x.size, CHUNK):
             part = source[start : start + CHUNK]
             write(part, target[start : start + CHUNK], work.first(part.size))
@@ -327,10 +327,14 @@ def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
     read = decoder_for(fmt)
     if read is None:
         return _disassembled(given, fmt)
+    given = np.ascontiguousarray(given, code_dtype(fmt)).reshape(given.shape)
+    if fmt == BF16:
+        with np.errstate(invalid="ignore"):  # signalling NaNs are data
+            return given.view(fmt.dtype).astype(np.float32)  # exact, and in one pass
     out = np.empty(given.shape, np.float32)
-    flat, target = np.ascontiguousarray(given, code_dtype(fmt)).reshape(-1), out.reshape(-1)
-    for start in range(0, flat.size, CHUNK):
-        read(flat[start : start + CHUNK], target[start : start + CHUNK])
+    flat, target = given.reshape(-1), out.reshape(-1)
+    for start in range(0, flat.size, 4 * CHUNK):  # no buffer but the output itself
+        read(flat[start : start + 4 * CHUNK], target[start : start + 4 * CHUNK])
     return out
 
 

@@ -10,13 +10,15 @@ from mp_reference.numerics.bits import codes_of, format_of
 from mp_reference.numerics.codec import decoder_for, encoder_for, refuse_nan
 from mp_reference.numerics.odd import ODD
 from mp_reference.numerics.rounding import check_rounding
-from mp_reference.numerics.rounding_kernels import CHUNK, Workspace, kernel_for
-from mp_reference.spec.formats import FP32
+from mp_reference.numerics.rounding_kernels import kernel_for
+from mp_reference.numerics.workspace import CHUNK, borrowed
+from mp_reference.spec.formats import BF16, FP32
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from mp_reference.numerics.rounding import Rounding
+    from mp_reference.numerics.workspace import Workspace
     from mp_reference.spec.formats import FloatFormat
 
 __all__ = ["chunks_of", "once", "operands_of"]
@@ -78,7 +80,7 @@ def once(name: str, rounding: Rounding, *arrays: ArrayLike) -> NDArray[Any]:
         raise ValueError(f"{name} has no random bits; compute in float32 and use mp.round_to(..., 'stochastic')")
     check_rounding(rounding)
     fmt, values = operands_of(name, *arrays)
-    if fmt == FP32 and rounding == "nearest-even" and name in _UFUNCS:
+    if fmt in (FP32, BF16) and rounding == "nearest-even" and name in _UFUNCS:  # exact in NumPy and ml_dtypes
         with np.errstate(all="ignore"):
             return np.asarray(_UFUNCS[name](*values))
     out = np.empty(np.broadcast_shapes(*(value.shape for value in values)), fmt.dtype)
@@ -117,12 +119,11 @@ def _through_float32(
 ) -> None:
     """One float32 operation: 24 bits are at least twice the format's and two, so its own rounding does not show."""
     size = min(CHUNK, max(out.size, 1))
-    work = Workspace(size, np.dtype(np.float32))
     carriers = [np.empty(size, np.float32) for _ in values]
     read, write = decoder_for(fmt), encoder_for(fmt, rounding)
     assert read is not None
     assert write is not None
-    with chunks_of(values, out, size) as walk, np.errstate(all="ignore"):
+    with chunks_of(values, out, size) as walk, np.errstate(all="ignore"), borrowed(np.float32) as work:
         for *operands, target in walk:
             here = [carrier[: target.size] for carrier in carriers]
             for codes, carrier in zip(operands, here, strict=True):
@@ -136,20 +137,27 @@ def _through_float64(
     name: str, fmt: FloatFormat, rounding: Rounding, values: list[NDArray[Any]], out: NDArray[Any]
 ) -> None:
     """The operation in float64 to odd, then the one rounding."""
-    size = min(CHUNK // 4, max(out.size, 1))
-    work, wide_work = Workspace(size, np.dtype(np.float32)), Workspace(size, np.dtype(np.float64))
+    size = min(CHUNK // 2, max(out.size, 1))
     read, finish = decoder_for(fmt), _finisher(fmt, rounding)
     assert read is not None
     narrow = np.empty(size, np.float32)
     downward = rounding == "toward-negative"
-    with chunks_of(values, out, size) as walk, np.errstate(all="ignore"):
+    with (
+        chunks_of(values, out, size) as walk,
+        np.errstate(all="ignore"),
+        borrowed(np.float32) as work,
+        borrowed(np.float64) as wide_work,
+    ):
         for *operands, target in walk:
             carrier = narrow[: target.size]
             wide = []
             for codes in operands:
-                read(codes, carrier)
-                wide.append(carrier.astype(np.float64))
-            odd = ODD[name](*wide, downward=downward)
+                if fmt == FP32:
+                    wide.append(codes.view(np.float32).astype(np.float64))
+                else:
+                    read(codes, carrier)
+                    wide.append(carrier.astype(np.float64))
+            odd = ODD[name](*wide, downward=downward, precision=fmt.mantissa_bits + 1, unit=fmt.min_subnormal)
             refuse_nan(odd, fmt)
             finish(odd, target, carrier, work.first(target.size), wide_work.first(target.size))
 

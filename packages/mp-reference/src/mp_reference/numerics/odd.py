@@ -1,9 +1,9 @@
-"""Operations in float64 that any later rounding to 24 bits or fewer cannot tell from the exact result.
+"""Operations in float64 that a later rounding to ``precision`` bits, 24 or fewer, cannot tell from the exact result.
 
 The operands are float32 values held in float64. A float64 result errs by at most half a unit in its 53rd bit, so it
-misleads a later rounding only where it is itself a number of at most 25 bits, that is a number of the narrow format or
-a midpoint. Those few are recognised by their low bits, their exact error is computed, and they move to their neighbour
-towards the exact result: rounding to odd, where it matters.
+misleads a later rounding only where it is itself a number of at most ``precision + 1`` bits, that is a number of the
+narrow format or a midpoint. Those few are recognised by their low bits, their exact error is computed, and they move to
+their neighbour towards the exact result: rounding to odd, where it matters.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ODD"]
 
-_LOW = np.int64((1 << 28) - 1)  # zero in every number of at most 25 bits, 53 being there
+
+def _low(precision: int) -> np.int64:
+    """The bits that are zero in every number of at most ``precision + 1`` bits, 53 being there."""
+    return np.int64((1 << (52 - precision)) - 1)
 
 
-def _short(value: Wide) -> NDArray[np.bool_]:
-    """Where a result has at most 25 significant bits."""
-    low = np.bitwise_and(value.view(np.int64), _LOW)
+def _short(value: Wide, precision: int) -> NDArray[np.bool_]:
+    """Where a result has at most ``precision + 1`` significant bits."""
+    low = np.bitwise_and(value.view(np.int64), _low(precision))
     return np.asarray(low == 0)
 
 
@@ -43,10 +46,13 @@ def _sum_error(total: Wide, a: Wide, b: Wide) -> Wide:
     return np.asarray((a - (total - part)) + (b - part))
 
 
-def _add(a: Wide, b: Wide, *, downward: bool = False) -> Wide:
+def _add(a: Wide, b: Wide, *, downward: bool = False, precision: int = 24, unit: float = 0.0) -> Wide:
+    """Where all terms are multiples of ``unit``, sums below ``2**53 * unit`` are exact."""
     total = np.asarray(a + b)
-    short = _short(total)
-    count = np.count_nonzero(short)
+    short = _short(total, precision)
+    count = int(np.count_nonzero(short))
+    if count and max(total.max(), -total.min()) < unit * 2.0**53:  # a NaN is not less
+        count = 0
     if count > total.size // 8:  # sums of short numbers are mostly short: look at all of them at once
         error = _sum_error(total, a, b)
         short &= error != 0  # NaN, where the sum is infinite, is looked at and left alone
@@ -60,22 +66,22 @@ def _add(a: Wide, b: Wide, *, downward: bool = False) -> Wide:
     return total
 
 
-def _sub(a: Wide, b: Wide, *, downward: bool = False) -> Wide:
-    return _add(a, -b, downward=downward)
+def _sub(a: Wide, b: Wide, *, downward: bool = False, precision: int = 24, unit: float = 0.0) -> Wide:
+    return _add(a, -b, downward=downward, precision=precision, unit=unit)
 
 
-def _mul(a: Wide, b: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  # one signature for all
+def _mul(a: Wide, b: Wide, **_: Any) -> Wide:
     return np.asarray(a * b)  # 48 bits, exponents within float64's: exact
 
 
-def _fma(a: Wide, b: Wide, c: Wide, *, downward: bool = False) -> Wide:
-    return _add(np.asarray(a * b), c, downward=downward)
+def _fma(a: Wide, b: Wide, c: Wide, *, downward: bool = False, precision: int = 24, unit: float = 0.0) -> Wide:
+    return _add(np.asarray(a * b), c, downward=downward, precision=precision, unit=unit * min(unit, 1.0))
 
 
-def _div(a: Wide, b: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  # one signature for all
+def _div(a: Wide, b: Wide, *, precision: int = 24, **_: Any) -> Wide:
     """25 quotient bits times 24 divisor bits is exact, and so is what remains of the dividend."""
     quotient = np.asarray(a / b)
-    short = _short(quotient)
+    short = _short(quotient, precision)
     if short.any():
         a, b = np.broadcast_arrays(a, b)
         rest = a[short] - quotient[short] * b[short]
@@ -83,22 +89,22 @@ def _div(a: Wide, b: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  
     return quotient
 
 
-def _sqrt(a: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  # one signature for all
+def _sqrt(a: Wide, *, precision: int = 24, **_: Any) -> Wide:
     """25 root bits squared are exact, and so is what remains."""
     root = np.asarray(np.sqrt(a))
-    short = _short(root)
+    short = _short(root, precision)
     if short.any():
         _step(root, short, a[short] - root[short] * root[short])
     return root
 
 
-def _rsqrt(a: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  # one signature for all
+def _rsqrt(a: Wide, **_: Any) -> Wide:
     """Two roundings may step over a short number, so all results near one are decided by ``1 - a * short**2``."""
     root = np.asarray(1.0 / np.sqrt(a))
     lifted = root.view(np.int64) + 4  # two roundings err by less than four units
-    near = np.asarray(np.bitwise_and(lifted, _LOW) <= 8)
+    near = np.asarray(np.bitwise_and(lifted, _low(24)) <= 8)
     if near.any():
-        kept = np.where(np.isfinite(root), np.bitwise_and(lifted, ~_LOW).view(np.float64), root)
+        kept = np.where(np.isfinite(root), np.bitwise_and(lifted, ~_low(24)).view(np.float64), root)
         root[near] = kept[near]
         square = root[near] * root[near]  # 50 bits, exact
         high = np.bitwise_and(square.view(np.int64), ~np.int64((1 << 26) - 1)).view(np.float64)
@@ -107,7 +113,7 @@ def _rsqrt(a: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  # one s
     return root
 
 
-def _rem(a: Wide, b: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  # one signature for all
+def _rem(a: Wide, b: Wide, **_: Any) -> Wide:
     """Exact: fmod by twice the divisor leaves at most two more to take away."""
     divisor = np.abs(b)
     rest = np.fmod(np.abs(a), 2 * divisor)
@@ -120,4 +126,8 @@ def _rem(a: Wide, b: Wide, *, downward: bool = False) -> Wide:  # noqa: ARG001  
 ODD: dict[str, Any] = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "sqrt": _sqrt, "rsqrt": _rsqrt, "fma": _fma, "rem": _rem,
 }  # fmt: skip
-"""The operations by name: float64 arrays of float32 values in, float64 out, as the module says."""
+"""The operations by name: float64 arrays of float32 values in, float64 out, as the module says.
+
+Keywords: ``downward``, the sign rule of rounding toward-negative for exact zero sums; ``precision``, the significant
+bits of the format that the result will be rounded to, 24 unless given; ``unit``, of which all operands are multiples.
+"""

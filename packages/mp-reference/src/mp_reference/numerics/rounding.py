@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mp_reference.numerics.rounding_kernels import CHUNK, Kernel, Workspace, kernel_for
+from mp_reference.numerics.rounding_kernels import Kernel, kernel_for
+from mp_reference.numerics.workspace import CHUNK, borrowed
 
 if TYPE_CHECKING:
     from mp_reference.spec.formats import FloatFormat
@@ -29,6 +30,7 @@ ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 RandomBits = NDArray[np.unsignedinteger[Any]] | np.random.Generator
 
+_CARRIERS = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}
 _WIDENED = ("float16", "bfloat16")  # and everything of one byte
 
 
@@ -88,7 +90,7 @@ def round_to(
             f"out is {out.dtype}{list(out.shape)} and must be {_carrier(values.dtype)}{list(values.shape)}, the "
             "carrier and shape of x; allocate it with np.empty"
         )
-    kernel = kernel_for(fmt, rounding, overflow, flush_of(subnormals), out.dtype.name)
+    kernel = kernel_for(fmt, rounding, overflow, flush_of(subnormals), _CARRIERS[out.dtype])
     if threads < 1:
         raise ValueError(f"threads={threads} must be at least 1")
     spans = _spans(values, out, bits, threads)
@@ -105,9 +107,11 @@ def _spans(
     x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, threads: int
 ) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]]:
     """The array in as many equal parts as threads are worth it: none below eight chunks or without contiguity."""
+    if threads == 1:
+        return []
     arrays = [x, out] if bits is None else [x, out, bits]
     whole = all(isinstance(a, np.ndarray) and a.flags.c_contiguous and a.shape == x.shape for a in arrays)
-    if threads == 1 or not whole or x.size < 8 * CHUNK:
+    if not whole or x.size < 8 * CHUNK:
         return []
     step = -(-x.size // (threads * CHUNK)) * CHUNK
     flat = [a.reshape(-1) for a in arrays if isinstance(a, np.ndarray)]
@@ -171,6 +175,8 @@ def _carrier(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _carried(x: ArrayLike | Fraction) -> NDArray[Any]:
     """Bring anything to a floating array without rounding, or with a rounding to odd that the next one cannot see."""
     values = np.asarray(x)
+    if values.dtype in _CARRIERS:
+        return values
     if values.dtype.kind in "iub" and values.dtype.itemsize <= 4:
         return values.astype(np.float64)
     if values.dtype.kind in "iu":
@@ -179,7 +185,7 @@ def _carried(x: ArrayLike | Fraction) -> NDArray[Any]:
         flat = [_odd_from_fraction(Fraction(value)) for value in values.reshape(-1)]
         return np.array(flat, np.float64).reshape(values.shape)
     narrow = values.dtype.name in _WIDENED or (values.dtype.itemsize == 1 and "float" in values.dtype.name)
-    if narrow or values.dtype in (np.float32, np.float64):
+    if narrow:
         return values
     raise TypeError(
         f"round_to takes float32, float64, integers, float16, ml_dtypes or Fraction, got {values.dtype}; convert "
@@ -252,8 +258,7 @@ def _run(
         dtypes.append(bits.dtype)
     flags: Any = ["external_loop", "buffered", "zerosize_ok", "copy_if_overlap"]
     walk = np.nditer(operands, flags, kinds, dtypes, order="K", casting="same_kind", buffersize=CHUNK)
-    work = Workspace(min(CHUNK, max(out.size, 1)), out.dtype)
-    with walk, np.errstate(all="ignore"):
+    with walk, np.errstate(all="ignore"), borrowed(out.dtype) as work:
         for chunks in walk:
             source, target, *drawn = chunks
             random = drawn[0] if drawn else None

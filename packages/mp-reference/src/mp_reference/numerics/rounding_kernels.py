@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mp_reference.numerics.integer_roundings import INTEGER_ROUNDINGS
+from mp_reference.numerics.workspace import CHUNK, Workspace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,32 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CHUNK", "Kernel", "Workspace", "kernel_for"]
 
-CHUNK = 32768
-"""Elements a chunk: six buffers of them fit the second-level cache, and a ufunc call costs little against them."""
-
 _UNSIGNED: dict[str, Any] = {"float32": np.uint32, "float64": np.uint64}
 _STORED_BITS = {"float32": 23, "float64": 52}
 _BIAS = {"float32": 127, "float64": 1023}
-
-
-class Workspace:
-    """The scratch buffers of one call, each ``size`` elements; pages that no kernel touches cost nothing."""
-
-    __slots__ = ("carried", "index", "mask", "power", "scale", "scaled", "second_mask")
-
-    def __init__(self, size: int, dtype: np.dtype[Any]) -> None:
-        self.power, self.scale, self.scaled, self.carried = (np.empty(size, dtype) for _ in range(4))
-        self.mask, self.second_mask = np.empty(size, np.bool_), np.empty(size, np.bool_)
-        self.index = np.empty(size, np.intp)
-
-    def first(self, size: int) -> Workspace:
-        """The same buffers cut to ``size`` elements."""
-        if size == self.mask.size:
-            return self
-        part = object.__new__(Workspace)
-        for name in self.__slots__:
-            setattr(part, name, getattr(self, name)[:size])
-        return part
 
 
 @lru_cache(maxsize=256)
