@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mp_reference as mp
+from mp_reference.numerics.blocks import dequantize, quantize, tensor_scale_of
 from mp_reference.numerics.bounds import bound
 from mp_reference.numerics.products import widened
+from mp_reference.spec import blocks
 from mp_reference.spec.accumulators import lanes
 from mp_reference.spec.tensor_cores import ARCHITECTURES
 
@@ -86,6 +88,28 @@ def test_no_result_leaves_its_bound(row, data):
     if data.draw(st.booleans()):
         c = (rng.standard_normal((2, 3)) * 2.0 ** rng.integers(-20, 4)).astype(ml_dtypes.float8_e5m2)
     assert_bounded(a, b, row, c)
+
+
+@pytest.mark.parametrize("form", sorted(blocks.BLOCK_FORMATS))
+def test_no_block_scaled_result_leaves_its_bound(form):
+    fmt, rng = blocks.BLOCK_FORMATS[form], np.random.default_rng(31)
+    for trial in range(6):
+        x, y = (
+            np.ldexp(rng.standard_normal(shape), rng.integers(-trial, trial + 1, shape)).astype(np.float32)
+            for shape in ((3, 100), (100, 4))
+        )
+        tensor_scale = tensor_scale_of(x, fmt) if fmt.tensor_scale and trial % 2 else 1.0
+        a, b = quantize(x, fmt, tensor_scale=tensor_scale), quantize(y, fmt, axis=0)
+        c = None if tensor_scale != 1 else np.float32(2.0**trial)
+        exact = dequantize(a).astype(np.float64) @ dequantize(b) + (0 if c is None else c)
+        for name in ("blackwell", "blackwell-rtx"):
+            row = mp.tensor_core(name)
+            error = np.abs(mp.matmul(a, b, c, row) - exact)
+            limit = bound(a, b, row, c)
+            assert (error <= limit).all(), (error / limit).max()
+            assert limit.max() <= 1e-3 * np.abs(exact).max() + np.abs(dequantize(a)).max() * 1e-3
+    with pytest.raises(ValueError, match="exact takes no scales; use tensor_core"):
+        bound(a, b, "exact")
 
 
 def test_bounds_of_long_sums_are_within_reach_of_what_happens():

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mp_reference.numerics.products import Problem, own_format, parts_of, prepared, result_format
+from mp_reference.numerics.blocks import BlockArray
+from mp_reference.numerics.products import Problem, own_format, parts_of, prepared, result_format, widened
+from mp_reference.numerics.scaled import unit_and_scales, unpacked
 from mp_reference.numerics.tensor_core import exponents_of
 from mp_reference.spec.accumulators import (
     Accumulator,
@@ -25,7 +27,7 @@ from mp_reference.spec.accumulators import (
     SplitK,
     accumulator_named,
 )  # fmt: skip
-from mp_reference.spec.formats import FP32, FloatFormat
+from mp_reference.spec.formats import FORMATS, FP32, FloatFormat
 from mp_reference.spec.tensor_cores import MatrixUnit, TensorCore
 
 if TYPE_CHECKING:
@@ -40,21 +42,23 @@ _ABSENT = -2000  # 2.0**_ABSENT is zero
 
 
 def bound(
-    a: ArrayLike,
-    b: ArrayLike,
+    a: ArrayLike | BlockArray,
+    b: ArrayLike | BlockArray,
     accumulator: str | FloatFormat | Accumulator = "fp32",
     c: ArrayLike | None = None,
     *,
     out_format: FloatFormat | None = None,
+    scales: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> NDArray[np.float64]:
     """Bound ``|matmul(a, b, c, accumulator) - (c + a @ b)|``, element by element.
 
     Args:
-        a: as ``matmul``; finite, without block scales.
+        a: as ``matmul``; finite.
         b: as ``matmul``.
         accumulator: as ``matmul``.
         c: as ``matmul``.
         out_format: as ``matmul``; the last rounding into it is part of the bound.
+        scales: as ``matmul``.
 
     Returns:
         float64, the shape of the product; infinite where nothing can be promised. It holds as long as nothing
@@ -73,20 +77,35 @@ def bound(
     >>> abs(matmul(a, b, accumulator=FP16).item() - exact) < bound(a, b, FP16).item()
     True
     """
-    row = accumulator_named(accumulator)
-    problem = Problem(np.asarray(a), np.asarray(b), None if c is None else np.asarray(c))
+    row, factor = accumulator_named(accumulator), 1.0
+    if isinstance(a, BlockArray) and isinstance(b, BlockArray):
+        a, b, scales, factor = unpacked(a, b)
+    problem = Problem(np.asarray(a), np.asarray(b), None if c is None else np.asarray(c), scales)
+    if scales is not None and not isinstance(row, TensorCore):
+        raise ValueError(f"{row.name} takes no scales; use tensor_core('blackwell'), or multiply them in first")
     out = result_format(row, problem, out_format)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         size = _size(problem)
-        error = _error(row, problem, size)
-        if isinstance(row, Exact) or out != own_format(row):
+        error = factor * _error(row, problem, size)
+        size = factor * size
+        if isinstance(row, Exact) or out != own_format(row) or factor != 1:
             error = error + _one_rounding(out, size + error)
         return np.asarray(problem.shaped(error * _SLACK))
 
 
 def _size(problem: Problem) -> Sizes:
     addend = 0.0 if problem.c is None else np.abs(problem.c.astype(np.float64))
-    return np.asarray(addend + np.matmul(np.abs(problem.a.astype(np.float64)), np.abs(problem.b.astype(np.float64))))
+    first, second = (np.abs(x.astype(np.float64)) for x in (problem.a, problem.b))
+    if problem.scales is not None:
+        scales = [np.abs(widened(np.asarray(scale)).astype(np.float64)) for scale in problem.scales]
+        first, second = _along(first, second, *scales)
+    return np.asarray(addend + np.matmul(first, second))
+
+
+def _along(a: Sizes, b: Sizes, scale_a: Sizes, scale_b: Sizes) -> tuple[Sizes, Sizes]:
+    """Both factors times the scales of their blocks."""
+    block = a.shape[-1] // scale_a.shape[-1]
+    return a * np.repeat(scale_a, block, axis=-1), b * np.repeat(scale_b, block, axis=-2)
 
 
 def _one_rounding(fmt: FloatFormat, size: Sizes) -> Sizes:
@@ -154,7 +173,7 @@ def _kahan(fmt: FloatFormat, terms: int, size: Sizes) -> Sizes:
 def _on_unit(row: TensorCore, problem: Problem, size: Sizes) -> Sizes:
     """A matrix unit on what it reads, and what the factors lose before it reads them."""
     read = prepared(row, problem)
-    unit = row.row_for(*read.formats)
+    unit = row.row_for(*read.formats) if read.scales is None else unit_and_scales(row, read)[0]
     lost = np.zeros_like(size)
     if read.a is not problem.a or read.b is not problem.b:
         a, b, cut_a, cut_b = (np.abs(x.astype(np.float64)) for x in (problem.a, problem.b, read.a, read.b))
@@ -183,11 +202,18 @@ def _aligned(unit: MatrixUnit, problem: Problem, size: Sizes, blocks: int) -> Si
     last = 2.0**-unit.result_bits * (1.0 if unit.rounding == "toward-zero" else 0.5)
     late = fmt.epsilon / 2 if unit.addend == "late" else 0.0
     zero = -126 if unit.zero_products == "minimum-exponent" else _ABSENT
-    powers = [
+    first, second = (
         np.ldexp(1.0, exponents_of(x, form, zero))
         for x, form in zip((problem.a, problem.b), problem.formats, strict=True)
-    ]
-    products = np.matmul(powers[0], powers[1])
+    )
+    if problem.scales is not None:
+        form = FORMATS[unit.scale]
+        scales = (np.abs(widened(np.asarray(scale))) for scale in problem.scales)
+        powers = [np.ldexp(1.0, exponents_of(scale, form, _ABSENT)) for scale in scales]
+        if unit.group > 1:  # a group's exponent is that of its scales alone
+            first, second = np.ones_like(first), np.ones_like(second)
+        first, second = _along(first, second, *powers)
+    products = np.matmul(first, second)
     floor = fmt.min_normal + (0.0 if unit.exponent_floor is None else 2.0**unit.exponent_floor)
     smallest = 2.0 ** (fmt.min_exponent - unit.result_bits) + fmt.min_subnormal
     rho = place + last + late

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mp_reference.numerics.blocks import BlockArray
     from mp_reference.spec.tensor_cores import MatrixUnit, TensorCore
 
-__all__ = ["scaled_product", "unpacked"]
+__all__ = ["scaled_product", "unit_and_scales", "unpacked"]
 
 
 def unpacked(a: BlockArray, b: BlockArray) -> tuple[NDArray[Any], NDArray[Any], tuple[Any, Any], float]:
@@ -56,15 +56,15 @@ def unpacked(a: BlockArray, b: BlockArray) -> tuple[NDArray[Any], NDArray[Any], 
     return *elements, (scales[0], np.swapaxes(scales[1], -1, -2)), float(np.float32(a.tensor_scale * b.tensor_scale))
 
 
-def scaled_product(row: TensorCore, problem: Problem) -> NDArray[np.float32]:
-    """A product of factors with block scales on a unit that takes them.
+def unit_and_scales(row: TensorCore, problem: Problem) -> tuple[MatrixUnit, list[NDArray[np.float32]]]:
+    """The row of a unit that takes the operands' scales, and the scales as float32.
 
     Args:
         row: the unit.
         problem: the operands, with scales.
 
     Returns:
-        float32, (..., m, n).
+        The row, and the scales of both factors.
 
     Raises:
         ValueError: scales that do not fit the factors or each other, or that the unit does not take.
@@ -73,10 +73,9 @@ def scaled_product(row: TensorCore, problem: Problem) -> NDArray[np.float32]:
 
     >>> from mp_reference import tensor_core
     >>> import ml_dtypes
-    >>> ones = np.ones((1, 32), ml_dtypes.float8_e4m3fn)
-    >>> twos = np.full((1, 1), 2, ml_dtypes.float8_e8m0fnu)
-    >>> scaled_product(tensor_core("blackwell"), Problem(ones, ones.T, scales=(twos, twos)))
-    array([[128.]], dtype=float32)
+    >>> ones, scale = np.ones((1, 32), ml_dtypes.float8_e4m3fn), np.ones((1, 1), ml_dtypes.float8_e8m0fnu)
+    >>> unit_and_scales(tensor_core("blackwell"), Problem(ones, ones.T, scales=(scale, scale)))[0].scale_block
+    32
     """
     assert problem.scales is not None
     scales = [np.asarray(scale) for scale in problem.scales]
@@ -90,10 +89,32 @@ def scaled_product(row: TensorCore, problem: Problem) -> NDArray[np.float32]:
     if scales[0].dtype != scales[1].dtype:
         raise ValueError(f"scales are {scales[0].dtype} and {scales[1].dtype}, and must be of one format; cast one")
     unit = row.row_for(*problem.formats, format_of(scales[0].dtype).name, problem.length // blocks)
-    return _each_matrix(unit, problem, [widened(scale) for scale in scales])
+    return unit, [widened(scale) for scale in scales]
 
 
-def _each_matrix(unit: MatrixUnit, problem: Problem, scales: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+def scaled_product(row: TensorCore, problem: Problem) -> NDArray[np.float32]:
+    """A product of factors with block scales on a unit that takes them, one matrix after the other.
+
+    Args:
+        row: the unit.
+        problem: the operands, with scales.
+
+    Returns:
+        float32, (..., m, n).
+
+    Raises:
+        ValueError: as ``unit_and_scales``.
+
+    Source: the row's ``source``.
+
+    >>> from mp_reference import tensor_core
+    >>> import ml_dtypes
+    >>> ones = np.ones((1, 32), ml_dtypes.float8_e4m3fn)
+    >>> twos = np.full((1, 1), 2, ml_dtypes.float8_e8m0fnu)
+    >>> scaled_product(tensor_core("blackwell"), Problem(ones, ones.T, scales=(twos, twos)))
+    array([[128.]], dtype=float32)
+    """
+    unit, scales = unit_and_scales(row, problem)
     lead = problem.shape[:-2]
     out = np.empty(problem.shape, np.float32)
     operands = [np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (problem.a, problem.b, *scales)]
