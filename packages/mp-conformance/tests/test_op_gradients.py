@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mp_conformance.claims import select
-from mp_conformance.claims.op_gradients import CASES
+from mp_conformance.claims.op_gradients import CASES, OTHER_BITS
 from mp_conformance.claims.rows import Run
 from mp_conformance.implementations import NotOfferedError, subject_named
 from mp_conformance.implementations.autograd import CALLS, AutogradSubject
@@ -17,6 +17,8 @@ class Leaky(AutogradSubject):
 
     def perform(self, operation, *operands, **options):
         found = super().perform(operation, *operands, **options)
+        if operation == "differentiate_low":
+            return [*found[:-1], -found[-1]]
         return [*found[:-1], found[-1] * np.float64(1 - 2.0**-30)]
 
 
@@ -25,7 +27,7 @@ def test_every_operation_but_casts_is_compared():
     assert CASES.keys() == CALLS.keys()
 
 
-@pytest.mark.parametrize("claim", [claim.id for claim in select("op-gradients.*")])
+@pytest.mark.parametrize("claim", [claim.id for claim in select("op-gradients.*,op-bits.*")])
 def test_the_claims_are_kept_here(claim):
     result = ask(select(claim)[0], subject_named("autograd"), Run())
     assert (result.status, result.message) == ("kept", "")
@@ -36,6 +38,18 @@ def test_a_gradient_that_is_slightly_wrong_breaks_its_claim(op):
     result = ask(select(f"op-gradients.{op}")[0], Leaky(), Run())
     assert result.status == "broken"
     assert re.search(rf"{op}, gradient \d", result.message)
+
+
+@pytest.mark.parametrize("op", ["linear", "relu", "softmax"])
+def test_a_gradient_of_the_other_sign_breaks_its_claim_of_bits(op):
+    result = ask(select(f"op-bits.{op}.fp16")[0], Leaky(), Run())
+    assert result.status == "broken"
+    assert re.search(rf"{op}, gradient \d", result.message)
+
+
+def test_bits_are_claimed_for_most_operations_and_every_exception_is_an_operation():
+    assert OTHER_BITS.keys() <= CASES.keys()
+    assert len(select("op-bits.*")) == 2 * (len(CASES) - len(OTHER_BITS)) > 70
 
 
 def test_the_subject_does_nothing_else():

@@ -2,4 +2,5 @@
 
 from mp_conformance.cli import main
 
-raise SystemExit(main())
+if __name__ == "__main__":  # the processes of the ranks import this module again
+    raise SystemExit(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import time
 from dataclasses import asdict
@@ -160,6 +161,7 @@ def _run(options: argparse.Namespace) -> int:
     names = [name for name in options.subjects.split(",") if name]
     asked = [subject_named(name, options.device) for name in names] or subjects_for(options.device)
     before = json.loads(options.compare.read_text(encoding="utf-8")) if options.compare else None
+    logging.getLogger("mp_torch").setLevel(logging.ERROR)  # every skip is drawn on purpose
     started = time.perf_counter()
     results = _asked(claims, asked, options)
     data = report.document(

@@ -18,6 +18,7 @@ FAMILIES: dict[str, str] = {
     "op-rules": "`torch.autocast` casts before each op as the rows of `spec.op_rules` say, on seven devices",
     "emulation": "CPU tensors under `emulate` get from every op, forward and backward, what CUDA's dispatcher gives",
     "two-trainings": "A network trained by the engine and by the NumPy reference has the same bits in every step",
+    "op-bits": "In 16 bits, too, the reference's operations have the bits of torch's autograd with exact products",
     "op-gradients": "The reference's gradients are those of torch's autograd",
     "loss-scale": "The loss scale moves as its policy says, and every preset as the recorded original did",
     "clipping": "Clipping measures the exact norm, rounds it once, and overflows for no finite gradients",

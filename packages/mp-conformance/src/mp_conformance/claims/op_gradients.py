@@ -1,4 +1,4 @@
-"""Claims that every operation of the reference's tape has the value and the gradients of torch's autograd."""
+"""Claims that every operation of the reference's tape has the values and gradients of torch's autograd."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mp_conformance.claims.rows import Claim
-from mp_conformance.compare import Bound, DisagreementError, assert_within_bound
+from mp_conformance.compare import Bits, Bound, DisagreementError, assert_same_bits, assert_within_bound
 from mp_reference.nn import ops
-from mp_reference.nn.tensor import Tape
+from mp_reference.nn.tensor import Arithmetic, Tape
+from mp_reference.numerics.codec import cast
+from mp_reference.spec.formats import BF16, FP16
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
     from mp_conformance.claims.rows import Check, Run
     from mp_conformance.implementations import Subject
     from mp_reference.nn.tensor import Tensor
+    from mp_reference.spec.formats import FloatFormat
 
-__all__ = ["CASES", "CLAIMS"]
+__all__ = ["CASES", "CLAIMS", "OTHER_BITS"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Case = tuple[tuple[tuple[int, ...], ...], "Callable[..., Tensor]"]
@@ -111,14 +114,51 @@ def _check(op: str) -> Check:
             try:
                 run.record(assert_within_bound(ours, theirs, bound))
             except DisagreementError as difference:
-                raise DisagreementError(
-                    f"{op}, {'output' if place == 0 else f'gradient {place - 1}'}: {difference}"
-                ) from None
+                raise DisagreementError(f"{op}, {_name(place)}: {difference}") from None
 
     return check
 
 
-CLAIMS = tuple(
+OTHER_BITS: Mapping[str, str] = {
+    **dict.fromkeys(("pow", "rsqrt", "prod"), "torch composes the gradient of several rounded operations"),
+    **dict.fromkeys(("layer_norm", "group_norm", "batch_norm", "batch_norm-eval"), "torch's CPU rounds the statistics"),
+    "rms_norm": "torch's CPU composes it of several rounded operations",
+    "scaled_dot_product_attention": "a fused kernel, whose order of operations no two devices share",
+    "bce_with_logits": "torch composes the gradient of several rounded operations",
+    "rotary": "no operation of torch",
+    "dropout": "torch composes it of several rounded operations",
+}
+"""Operations whose 16-bit bits are not claimed, and why."""
+
+
+def _by_the_tape_in_low_precision(op: str, inputs: list[Array]) -> list[Array]:
+    tape = Tape(Arithmetic(accumulator="exact"))
+    leaves = [tape.leaf(one, requires_grad=True) for one in inputs]
+    output = CASES[op][1](*leaves)
+    weights = np.cos(np.arange(float(output.carrier.size))).astype(np.float32).astype(inputs[0].dtype)
+    gradients = tape.gradients(ops.sum(ops.mul(output, tape.leaf(weights.reshape(output.shape)))), leaves)
+    return [output.data, *(np.zeros_like(x) if g is None else g for g, x in zip(gradients, inputs, strict=True))]
+
+
+def _check_bits(op: str, fmt: FloatFormat) -> Check:
+    def check(subject: Subject, run: Run) -> None:
+        run.drawn += 1
+        inputs = [cast(one, fmt) for one in _inputs(op)]
+        found = subject.perform("differentiate_low", *inputs, op=op)
+        for place, (ours, theirs) in enumerate(zip(found, _by_the_tape_in_low_precision(op, inputs), strict=True)):
+            try:
+                run.record(assert_same_bits(ours, theirs))
+            except DisagreementError as difference:
+                raise DisagreementError(f"{op}, {_name(place)}: {difference}") from None
+
+    return check
+
+
+def _name(place: int) -> str:
+    return "output" if place == 0 else f"gradient {place - 1}"
+
+
+_IN_FLOAT64 = tuple(
     Claim(
         id=f"op-gradients.{op}",
         sentence=f"in float64, {op} on the reference's tape has the output and the gradients that torch's autograd has",
@@ -134,3 +174,22 @@ CLAIMS = tuple(
     )
     for op in CASES
 )
+
+_IN_16_BITS = tuple(
+    Claim(
+        id=f"op-bits.{op}.{fmt.name}",
+        sentence=f"in {fmt.name}, {op} on the reference's tape has the bits and the dtypes, of output and gradients, that "
+        "torch's autograd has with exact products and the reference's kernels",
+        source="torch's derivative formulas (tools/autograd/derivatives.yaml), run on CPU tensors under emulate",
+        agreement=Bits(),
+        operation="differentiate_low",
+        check=_check_bits(op, fmt),
+        format=fmt.name,
+        devices=("cpu",),
+        exhaustive=True,
+    )
+    for op in CASES
+    if op not in OTHER_BITS
+    for fmt in (FP16, BF16)
+)
+CLAIMS = (*_IN_FLOAT64, *_IN_16_BITS)

@@ -91,6 +91,19 @@ def _replicas(fmt: FloatFormat) -> Check:
     return check
 
 
+def _write_back(subject: Subject, run: Run) -> None:
+    for fraction in (0.0625, 0.25, 0.5, 0.8125):
+        drawn = subject.perform("write_back", fraction=fraction, seed=run.seed, count=_DRAWS)
+        again = subject.perform("write_back", fraction=fraction, seed=run.seed, count=_DRAWS)
+        run.record(assert_same_bits(again, drawn))
+        ups = (drawn.astype(np.float64) - 1) * 2.0**7
+        if not np.isin(ups, (0.0, 1.0)).all() or abs(ups.mean() - fraction) > _SLACK + 2.0**-16:
+            raise DisagreementError(
+                f"an update of {fraction} ulp moved {ups.mean():.5f} of {_DRAWS} parameters, to {np.unique(drawn)}; "
+                f"expected {fraction} +- {_SLACK:.5f} of them, to the next number"
+            )
+
+
 def _row(kind: str, sentence: str, check: Check, fmt: FloatFormat, agreement: Bits | Bound) -> Claim:
     return Claim(
         id=f"stochastic.{kind}.{fmt.name}", sentence=sentence, agreement=agreement, operation="stochastic",
@@ -102,7 +115,7 @@ def _row(kind: str, sentence: str, check: Check, fmt: FloatFormat, agreement: Bi
 
 _FORMATS = tuple(FORMATS[name] for name in ("bf16", "fp16", "float8_e5m2", "float8_e4m3fn"))
 
-CLAIMS: tuple[Claim, ...] = tuple(
+CLAIMS: tuple[Claim, ...] = (*(
     row
     for fmt in _FORMATS
     for row in (
@@ -113,4 +126,8 @@ CLAIMS: tuple[Claim, ...] = tuple(
         _row("replicas", f"with one seed, stochastic rounding to {fmt.name} gives every replica the same bits",
              _replicas(fmt), fmt, Bits()),
     )
-)  # fmt: skip
+), Claim(
+    id="stochastic.write-back.bf16",
+    sentence="in bf16-sr an update below an ulp moves as many parameters as its size says, the same on every replica",
+    source="mp_torch.stochastic", agreement=Bound(_WHY), operation="write_back", check=_write_back, format="bf16",
+))  # fmt: skip

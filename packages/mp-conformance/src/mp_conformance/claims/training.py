@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from mp_conformance import training_oracle
 from mp_conformance.claims.rows import Claim
 from mp_conformance.compare import Bits, DisagreementError, Tally, assert_same_bits
 from mp_conformance.histories import History, StepTrace, histories, tensors
+from mp_conformance.implementations import reference_training
 from mp_conformance.oracle import values_of
 
 if TYPE_CHECKING:
@@ -150,6 +152,36 @@ def _claim(id: str, sentence: str, operation: str, check: Callable[..., None], *
     )  # fmt: skip
 
 
+def _fused(subject: Subject, run: Run) -> None:
+    def one(history: History) -> Tally:
+        return assert_same_trace(subject.perform("train_fused", history), reference_training.train_fused(history))
+
+    run.draw(histories(precisions=("fp32", "fp16-mixed", "bf16-mixed")), one)
+
+
+def _replicas(subject: Subject, run: Run) -> None:
+    drawn: list[History] = []
+
+    def keep(history: History) -> None:
+        whole = [window for window in history.windows if len(window) == 2]
+        calm = [tuple(tuple(_without_dust(g) for g in micro) for micro in window) for window in whole]
+        drawn.append(replace(history, windows=tuple(calm)))
+
+    run.draw(histories(accumulates=(2,), longest=4), keep)
+    drawn = [history for history in drawn if history.windows]
+    ranks = subject.perform("ranks", drawn)
+    for place, history in enumerate(drawn):
+        expected = training_oracle.run_history(history)
+        for traces in ranks:
+            run.record(assert_same_trace(traces[place], expected))
+
+
+def _without_dust(gradient: Array) -> Array:
+    """Huge and tiny values away: half of a subnormal is rounded, and the sum of two huge numbers overflows."""
+    bad = np.isfinite(gradient) & ((np.abs(gradient) < 1e-20) | (np.abs(gradient) > 1e20))
+    return np.where(bad, np.float32(0), gradient)
+
+
 CLAIMS: tuple[Claim, ...] = (
     _claim(
         "clipping.norm",
@@ -191,6 +223,22 @@ CLAIMS: tuple[Claim, ...] = (
         "an update over a window is that of the mean of its micro-steps, also for a short last window",
         "train",
         _history(histories(accumulates=(2, 3, 4))),
+    ),
+    _claim(
+        "step.fused",
+        "with update='fused' a run leaves the bits of the reference's model of torch's fused CPU kernels",
+        "train_fused",
+        _fused,
+        source="mp_reference.amp.fused",
+        devices=("cpu",),
+    ),
+    _claim(
+        "ranks.replicas",
+        "two replicas, each with half of every window, leave the bits of one process with the whole window, and skip "
+        "together where one of them meets an infinity or a NaN",
+        "ranks",
+        _replicas,
+        devices=("cpu",),
     ),
     _claim(
         "step.tiny-scale",

@@ -36,10 +36,12 @@ OPERATIONS: Mapping[str, str] = {
     "optimizer": "(kind, settings, parameters, gradients) -> list over steps of lists of fp32 arrays",
     "train": "(history) -> list of what each step of the history left behind, see `histories`",
     "stochastic": "(x, to, seed) -> array of format `to`, rounded stochastically with that seed",
-    "ranks": "(world, parameters, gradients, settings) -> list over ranks of what each was left with",
+    "ranks": "(histories) -> for every rank, for every history, what each step left behind",
+    "train_fused": "(history) -> as train, by the fused kernels",
     "autocast_calls": "(fmt) -> dict from call to its results and gradients, see `autocast_cases`",
     "autocast_training": "(kind, fmt) -> losses and parameters of a small training, see `autocast_cases`",
     "emulated_product": "(a, b, c, arithmetic, arch) -> array of the operands' dtype, c + a @ b",
+    "differentiate_low": "(inputs, op) -> the same of 16-bit inputs, with exact products",
     "differentiate": "(inputs, op) -> output and gradients of an operation, float64",
     "two_trainings": "(kind, fmt, kernels, steps) -> list of what each step computed and left, see `two_trainings`",
     "overflow_windows": "(histories, saturate, init_scale, growth_interval) -> what each window of each history did",
@@ -72,6 +74,7 @@ _EVERYWHERE = {
     "vectors": ("mp_conformance.implementations.golden", "GoldenSubject"),
 }
 _ON_THE_CPU = {
+    "replicas": ("mp_conformance.implementations.replicas", "ReplicaSubject"),
     "emulation": ("mp_conformance.implementations.emulation", "EmulationSubject"),
     "autograd": ("mp_conformance.implementations.autograd", "AutogradSubject"),
     "npu-on-cpu": ("mp_conformance.implementations.saturating_npu", "SaturatingNPUSubject"),

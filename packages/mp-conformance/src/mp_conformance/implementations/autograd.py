@@ -8,11 +8,16 @@ import torch
 from torch.nn import functional
 
 from mp_conformance.implementations import NotOfferedError
+from mp_reference.nn.kernels import ATEN
+from mp_torch.emulate import emulate
+from mp_torch.emulate.arithmetic import from_numpy, to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[Any]]
 
 __all__ = ["CALLS", "AutogradSubject"]
 
@@ -86,8 +91,18 @@ CALLS: Mapping[str, Callable[..., torch.Tensor]] = {
 """Each operation of the reference as torch spells it."""
 
 
+def _in_low_precision(op: str, operands: list[Array]) -> list[Array]:
+    """Output and gradients of 16-bit operands, with exact products and the reference's kernels."""
+    leaves = [from_numpy(x.copy()).requires_grad_() for x in operands]
+    with emulate("cuda", arithmetic="exact", kernels=ATEN):
+        output = CALLS[op](*leaves)
+        weights = torch.arange(output.numel(), dtype=torch.float64).cos().float().to(output.dtype)
+        gradients = torch.autograd.grad(output, leaves, weights.reshape(output.shape))
+    return [to_numpy(one.detach()) for one in (output, *gradients)]
+
+
 class AutogradSubject:
-    """Functions of torch and their gradients, float64, on the CPU."""
+    """Functions of torch and their gradients on the CPU: in float64, and of 16-bit operands under ``emulate``."""
 
     name = "autograd"
     device = "cpu"
@@ -95,10 +110,12 @@ class AutogradSubject:
     def offers(self, operation: str, options: Mapping[str, Any]) -> bool:
         """One operation, differentiated."""
         del options
-        return operation == "differentiate"
+        return operation in ("differentiate", "differentiate_low")
 
-    def perform(self, operation: str, *operands: Any, **options: Any) -> list[np.ndarray[Any, np.dtype[Any]]]:
+    def perform(self, operation: str, *operands: Any, **options: Any) -> list[Array]:
         """The output of an op and the gradients of its sum weighted by ``cos`` of each element's number."""
+        if operation == "differentiate_low":
+            return _in_low_precision(options["op"], list(operands))
         if operation != "differentiate":
             raise NotOfferedError(f"autograd has no {operation}")
         leaves = [torch.from_numpy(x.copy()).requires_grad_() for x in operands]

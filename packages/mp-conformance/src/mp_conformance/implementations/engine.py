@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mp_conformance.histories import History
 
-__all__ = ["EngineSubject"]
+__all__ = ["EngineSubject", "training_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,19 +45,34 @@ class EngineSubject:
     def offers(self, operation: str, options: Mapping[str, Any]) -> bool:
         """The operations of training."""
         del options
-        return operation in ("loss_scale", "clip", "optimizer", "train", "ranks", "accumulate_low")
+        if operation == "train_fused":  # the kernels without vector instructions fuse nothing
+            return self.device == "cpu" and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+        return operation in ("loss_scale", "clip", "optimizer", "train", "write_back")
 
     def perform(self, operation: str, *operands: Any, **options: Any) -> Any:
         """Do it."""
         if operation == "loss_scale":
             return _loss_scale(*operands)
         if operation == "train":
-            return _Training(operands[0], self.place).trace()
+            return _Training(operands[0], self.place, update="exact").trace()
+        if operation == "train_fused":
+            return _Training(operands[0], self.place, update="fused").trace()
+        if operation == "write_back":
+            return self._write_back(**options)
         if operation == "clip":
             return self._clip(operands[0], options["max_norm"])
         if operation == "optimizer":
             return self._optimizer(*operands, **options)
         raise NotOfferedError(f"the engine has no {operation}")
+
+    def _write_back(self, fraction: float, seed: int, count: int) -> Array:
+        """SGD whose one update is ``fraction`` of bf16's ulp at 1, rounded stochastically into the parameter."""
+        model = _Model([np.ones(count, np.float32)], self.place)
+        optimizer = torch.optim.SGD(model.parameters(), lr=fraction * 2.0**-7)
+        engine = AmpEngine(model, optimizer, precision="bf16-sr", max_grad_norm=None, seed=seed)
+        engine.backward(model([np.full(count, -1.0, np.float32)]))
+        engine.step()
+        return to_numpy(next(iter(model.parameters()))).copy()
 
     def _clip(self, gradients: Sequence[Array], max_norm: float) -> tuple[float, list[Array]]:
         """SGD with a learning rate of 1 from zero parameters: what the engine subtracts is the clipped gradient."""
@@ -138,8 +153,9 @@ class _Model(torch.nn.Module):
 class _Training:
     """One history through the engine; a resume rebuilds everything from other parameters and loads."""
 
-    def __init__(self, history: History, device: str) -> None:
-        self.history, self.device = history, device
+    def __init__(self, history: History, device: str, update: Literal["exact", "fused"], accumulate: int = 0) -> None:
+        self.history, self.device, self.update = history, device, update
+        self.accumulate = accumulate or history.accumulate
         self.build(history.parameters)
 
     def build(self, parameters: Sequence[Array]) -> None:
@@ -149,8 +165,8 @@ class _Training:
         optimizer = _OPTIMIZERS[h.optimizer](self.model.parameters(), **h.settings)
         self.optimizer = optimizer
         self.engine = AmpEngine(
-            self.model, optimizer, precision=h.precision, max_grad_norm=h.max_grad_norm, update="exact",
-            loss_scale=LossScale(**h.loss_scale) if h.loss_scale else LossScale.off(), accumulate_steps=h.accumulate,
+            self.model, optimizer, precision=h.precision, max_grad_norm=h.max_grad_norm, update=self.update,
+            loss_scale=LossScale(**h.loss_scale) if h.loss_scale else LossScale.off(), accumulate_steps=self.accumulate,
         )  # fmt: skip
 
     def resume(self) -> None:
@@ -172,10 +188,11 @@ class _Training:
                 if done in self.history.resume_after:
                     self.resume()
             report = self.engine.step()
-            trace.append(self._entry(report))
+            trace.append(self.entry(report))
         return trace
 
-    def _entry(self, report: Any) -> StepTrace:
+    def entry(self, report: Any) -> StepTrace:
+        """What a step left behind."""
         asked = report.applied and self.history.max_grad_norm is not None
         masters = self.engine.masters()
         slots = []
@@ -191,6 +208,11 @@ class _Training:
             masters=tuple(to_numpy(masters[name]).copy() for name, _ in self.model.named_parameters()),
             slots=tuple(slots),
         )  # fmt: skip
+
+
+def training_of(history: History, device: str, accumulate: int) -> _Training:
+    """A model, an optimizer and an engine for a history, with windows of another length than its own."""
+    return _Training(history, device, "exact", accumulate)
 
 
 def _held(state: Mapping[str, Any], name: str) -> bool:

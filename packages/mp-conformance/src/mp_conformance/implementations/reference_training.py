@@ -10,6 +10,7 @@ import numpy as np
 from mp_conformance.histories import StepTrace
 from mp_reference.amp import optimizers
 from mp_reference.amp.clipping import clip_by_norm
+from mp_reference.amp.fused import fused_step
 from mp_reference.amp.loss_scale import LossScale, LossScaleError
 from mp_reference.amp.optimizers import OptimizerState
 from mp_reference.amp.step import StepPolicy, StepState, initial_state, step
@@ -108,6 +109,30 @@ def train(history: History, *, save: Callable[[StepState], StepState] | None = N
             applied=report.applied, loss_scale=report.loss_scale, next_loss_scale=report.next_loss_scale,
             grad_norm=report.grad_norm if asked else None, parameters=state.parameters, masters=state.masters,
             slots=tuple(s.slots for s in state.optimizer),
+        )  # fmt: skip
+        trace.append(entry)
+    return trace
+
+
+def train_fused(history: History) -> list[StepTrace]:
+    """A history by the reference's model of the fused kernels."""
+    policy, fmt = policy_of(history), STORED[history.precision]
+    state = initial_state(policy, list(history.parameters), fmt)
+    trace = []
+    for window in history.windows:
+        before = state.loss_scale.scale
+        total: list[Array] = []
+        for micro in window:
+            scaled = [_scaled(g, 1.0 if history.as_stored else before, fmt) for g in micro]
+            with np.errstate(all="ignore"):
+                total = [a + b for a, b in zip(total, scaled, strict=True)] if total else scaled
+        updates = state.update_index
+        state, norm, _ = fused_step(policy, state, total, weight=float(len(window)))
+        applied = state.update_index > updates
+        entry = StepTrace(
+            applied=applied, loss_scale=before, next_loss_scale=state.loss_scale.scale,
+            grad_norm=norm if applied and history.max_grad_norm is not None else None, parameters=state.parameters,
+            masters=state.masters, slots=tuple(s.slots for s in state.optimizer),
         )  # fmt: skip
         trace.append(entry)
     return trace
