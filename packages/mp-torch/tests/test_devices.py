@@ -151,3 +151,21 @@ def test_a_device_whose_driver_does_not_answer_is_named_by_its_kind(monkeypatch)
 def test_amd_gpus_have_no_compute_capability(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert device_named("cuda:0").compute_capability is None
+
+
+def test_tf32_holds_while_its_context_is_open_and_no_longer():
+    settings = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    before = [one.fp32_precision for one in settings]
+    with device_named("cuda:0").tf32():
+        assert [one.fp32_precision for one in settings] == ["tf32", "tf32"]
+    with pytest.raises(ZeroDivisionError), device_named("cuda:0").tf32():
+        1 / 0  # noqa: B018  # what a forward pass may do
+    assert [one.fp32_precision for one in settings] == before
+    with device_named("cpu").tf32():
+        assert [one.fp32_precision for one in settings] == before  # a CPU has none
+
+
+def test_values_on_the_cpu_are_read_at_once_and_may_be_asked_for_later():
+    cpu = device_named("cpu")
+    assert cpu.reads_are_free
+    assert cpu.later(torch.tensor([1.0, 2.0]))() == [1.0, 2.0]

@@ -125,3 +125,51 @@ def test_the_damages_are_told_from_a_state_that_is_whole():
 def test_a_state_that_is_no_dict_is_refused(state):
     with pytest.raises(CheckpointError, match=r"the engine state is .*, which must be a dict"):
         in_a_window("bf16-mixed").load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("loss_scale", "scale"), 0.0, r"loss_scale=0\.0 was saved, which must be above 0 and finite"),
+        (
+            ("loss_scale", "growth_tracker"),
+            -2,
+            r"growth_tracker'\]=-2 was saved, which must be finite and not below -1",
+        ),
+        (("update_index",), -1, r"update_index=-1 was saved, which must be finite and not below 0"),
+        (("update_index",), True, r"update_index=True was saved, which must be a int"),
+        (("config", "master_weights"), "none", r"the saved config is none: master_weights='none' concerns the -true"),
+        (("config", "precision"), "fp32", r"precision='fp32' was saved, precision='bf16-mixed' runs; build the engine"),
+        (("phase", "loss_dtype"), "float64", r"loss_dtype='float64' of the checkpoint must be one of"),
+        (("gradients",), {"other": torch.zeros(1)}, r"gradients\['other'\] fits no parameter of this model"),
+        (("buffers",), [], r"the saved snapshot holds no 3 buffers, which the model has"),
+        (("optimizers",), [], r"0 optimizers were saved, 1 run; build as many"),
+        (("optimizers", 0, "kind"), "SGD", r"SGD was saved, AdamW runs; build the saved one"),
+        (("optimizers", 0, "groups"), [], r"AdamW was not saved with its 1 parameter groups"),
+        (("optimizers", 0, "groups", 0, "lr"), -1.0, r"lr=-1\.0 was saved for a parameter group of AdamW"),
+        (("optimizers", 0, "groups", 0, "params"), ["other"], r"saved with the parameters \['other'\], it runs with"),
+        (
+            ("optimizers", 0, "state", "other"),
+            {},
+            r"AdamW has state of 'other', which is no parameter that trains here",
+        ),
+        (("optimizers", 0, "state", "0.bias", "other"), 1, r"AdamW keeps step, .*state of '0\.bias' has .*other"),
+        (("optimizers", 0, "state", "0.bias", "step"), -1.0, r"step of '0\.bias' is -1\.0, which must be a number of"),
+    ],
+)
+def test_the_message_names_what_is_wrong_and_what_was_saved(path, value, message):
+    engine = in_a_window("bf16-mixed")
+    state = engine.state_dict()
+    at(state, path[:-1])[path[-1]] = value
+    with pytest.raises(CheckpointError, match=message):
+        engine.load_state_dict(state)
+
+
+def test_state_of_an_optimizer_that_only_it_understands_is_taken_as_it_is():
+    model = nn.Linear(2, 2)
+    engine = AmpEngine(model, torch.optim.Rprop(model.parameters()), precision="fp32")
+    engine.backward(model(torch.ones(1, 2)).sum())
+    assert engine.step().applied
+    state = engine.state_dict()
+    engine.load_state_dict(copy.deepcopy(state))
+    assert printed(engine.state_dict()) == printed(state)
