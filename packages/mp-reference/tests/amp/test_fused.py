@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from mp_reference.amp.fused import FUSED_WIDTH, fused_norm, fused_step, fused_update
+from mp_reference.amp.fused import FUSED_WIDTH, fused_norm, fused_step, fused_update, update_bound
 from mp_reference.amp.loss_scale import LossScale
 from mp_reference.amp.optimizers import SGD, Adam, AdamW, OptimizerState
 from mp_reference.amp.step import StepPolicy, initial_state, step
@@ -140,3 +141,36 @@ def test_a_divisor_and_a_coefficient_that_one_number_cannot_hold_are_applied_one
     assert norm == pytest.approx(3e39)
     assert 0 < coefficient < 1e-38
     assert new.masters[0] == pytest.approx(np.full(100, 0.9))
+
+
+OPTIMIZERS = [
+    SGD(lr=0.1),
+    SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    SGD(lr=0.1, momentum=0.9, dampening=0.5, maximize=True),
+    Adam(weight_decay=0.1, amsgrad=True),
+    Adam(lr=0.5, betas=(0.3, 0.5), maximize=True),
+    AdamW(lr=0.1, weight_decay=0.1),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_contracted_update_lies_within_its_derived_bound_of_the_separately_rounded_one(optimizer: SGD | Adam) -> None:
+    state, seen = OptimizerState(), 0.0
+    for t in range(12):
+        w, g = drawn(403, 2 * t), drawn(403, 2 * t + 1)
+        bound = update_bound(optimizer, w, g, state)
+        exact, after = optimizer.update(w, g, state)
+        contracted, _ = fused_update(optimizer, w, g, state)
+        apart = np.abs(exact.astype(np.float64) - contracted)
+        assert (apart <= bound).all()
+        seen = max(seen, float((apart / bound).max()))
+        state = after
+    assert seen > 1e-3, "the bound would be vacuous"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_bound_notices_a_learning_rate_that_is_off_by_a_thousandth(optimizer: SGD | Adam) -> None:
+    w, g = np.full(9, np.float32(0.5)), drawn(9, 3)
+    off = replace(optimizer, lr=optimizer.lr * 1.001)
+    exact, wrong = (one.update(w, g, OptimizerState())[0] for one in (optimizer, off))
+    assert (np.abs(exact - wrong) > update_bound(optimizer, w, g, OptimizerState())).any()

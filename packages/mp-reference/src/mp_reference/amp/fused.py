@@ -27,7 +27,7 @@ from mp_reference.spec.accumulators import lanes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FUSED_WIDTH", "fused_norm", "fused_step", "fused_update"]
+__all__ = ["FUSED_WIDTH", "fused_norm", "fused_step", "fused_update", "update_bound"]
 
 Float32Array = NDArray[np.float32]
 
@@ -160,6 +160,67 @@ def fused_step(
         update_index=state.update_index + 1,
     )
     return new, total, coefficient
+
+
+def update_bound(
+    optimizer: SGD | Adam, master: Float32Array, gradient: Float32Array, state: OptimizerState
+) -> NDArray[np.float64]:
+    """How far one update may lie from ``optimizer.update`` if products and sums are contracted elsewhere, or nowhere.
+
+    Every operation of either form has a relative error of at most u = 2**-24; a contraction only takes one away. Both
+    results therefore lie within k u / (1 - k u) of the exact one, relative to the same formula with every term replaced
+    by its magnitude, where k counts the roundings on the longest path. Their distance is at most twice that.
+
+    Args:
+        optimizer: its settings.
+        master: fp32.
+        gradient: fp32, as the update uses it: unscaled and clipped. What dividing by a folded scale adds (3 roundings
+            instead of 2) is included.
+        state: before the update.
+
+    Returns:
+        float64, an absolute bound for each element of the master; underflow is not covered.
+
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. (2002), 2.2 and 3.1.
+
+    >>> sgd, w, g = SGD(lr=0.1), np.float32([1.0]), np.float32([0.3])
+    >>> apart = fused_update(sgd, w, g, OptimizerState())[0] - sgd.update(w, g, OptimizerState())[0]
+    >>> bool(abs(apart) <= update_bound(sgd, w, g, OptimizerState()))
+    True
+    """
+    w, g = np.abs(master, dtype=np.float64), np.abs(gradient, dtype=np.float64)
+    if isinstance(optimizer, SGD):
+        g = g + optimizer.weight_decay * w
+        old = np.abs(state.slots.get("buffer", np.zeros_like(master)), dtype=np.float64)
+        buffer = optimizer.momentum * old + (abs(1 - optimizer.dampening) if "buffer" in state.slots else 1.0) * g
+        g = g + optimizer.momentum * buffer if optimizer.nesterov else buffer
+        return np.asarray(_apart(_DIRECT) * w + _apart(_ROUNDINGS) * optimizer.lr * g)
+    (beta1, beta2), t, zeros = optimizer.betas, state.step + 1, np.zeros_like(master)
+    signed = gradient.astype(np.float64) * (-1 if optimizer.maximize else 1)
+    if not isinstance(optimizer, AdamW):
+        signed, g = signed + optimizer.weight_decay * master, g + optimizer.weight_decay * w
+    m = np.abs(state.slots.get("m", zeros), dtype=np.float64)
+    m = m + (1 - beta1) * (g + m)
+    v = beta2 * state.slots.get("v", zeros).astype(np.float64) + (1 - beta2) * np.square(signed)
+    slack = (1 - beta2) * _apart(_ROUNDINGS) * np.square(g)  # gradient and decay may cancel inside the square
+    largest = state.slots.get("vmax", zeros).astype(np.float64) if optimizer.amsgrad else 0.0
+
+    def step(second: NDArray[np.float64]) -> NDArray[np.float64]:
+        root = np.sqrt(np.maximum(np.maximum(second, largest), 0.0))
+        return np.asarray(optimizer.lr / (1 - beta1**t) * m / (root / math.sqrt(1 - beta2**t) + optimizer.eps))
+
+    longest = step(v - slack)
+    return np.asarray(_apart(_DIRECT) * w + _apart(_ROUNDINGS) * longest + (longest - step(v + slack)))
+
+
+_DIRECT, _ROUNDINGS = 4, 20
+"""Roundings on the path of the master itself, and on the longest one: of an Adam update, hyperparameters included."""
+
+
+def _apart(count: int) -> float:
+    """Relative distance of two results with at most so many roundings each."""
+    unit = count * 2.0**-24
+    return 2 * unit / (1 - unit)
 
 
 def _sgd(
