@@ -87,6 +87,9 @@ def test_nan_is_encoded_as_a_nan(fmt):
     x = np.float32([np.nan, -np.nan, 1.0])
     assert np.isnan(decode(encode(x, fmt), fmt)).tolist() == [True, True, False]
     assert int(encode(x, fmt)[0]) == nan_code(fmt)
+    signalling = np.uint32([0x7F800001, 0xFFC12345]).view(np.float32)
+    assert np.isnan(decode(encode(signalling, fmt), fmt)).all()
+    assert int(encode(signalling, fmt)[0]) == nan_code(fmt)
 
 
 @pytest.mark.parametrize("fmt", [mp.E2M1FN, mp.E2M3FN, mp.E3M2FN], ids=lambda fmt: fmt.name)

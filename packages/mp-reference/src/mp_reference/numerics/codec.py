@@ -108,12 +108,25 @@ def encode(
     check_rounding(rounding, overflow, subnormals)
     values = np.asarray(x)
     if rounding != "stochastic" and random_bits is None and values.dtype == np.float32 and values.flags.c_contiguous:
+        plain = (rounding, overflow, subnormals) == ("nearest-even", "ieee", True)
+        if plain and (fmt == BF16 or (fmt == FP16 and values.size < CHUNK)):
+            return _library_codes(values, fmt)
         write = encoder_for(fmt, rounding, overflow, flush_of(subnormals))
         if write is not None:
             refuse_nan(values, fmt)
             return _chunked(write, values, code_dtype(fmt))
     rounded = round_to(values, fmt, rounding, overflow, subnormals, random_bits, random_width=random_width)
     return encode_representable(rounded, fmt)
+
+
+def _library_codes(x: NDArray[np.float32], fmt: FloatFormat) -> NDArray[np.uint16]:
+    """Where NumPy's or ml_dtypes' cast from float32 is faster: it rounds once too. Only its NaNs are made ours."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        codes: NDArray[np.uint16] = x.astype(fmt.dtype).view(np.uint16)
+        if x.size and np.isnan(x.max()):
+            nan = np.isnan(x)
+            codes[nan] = np.where(np.signbit(x[nan]), 0x8000 | nan_code(fmt), nan_code(fmt))
+    return codes
 
 
 def encode_representable(rounded: NDArray[Any], fmt: FloatFormat) -> NDArray[Any]:
