@@ -3,7 +3,6 @@ import torch
 from torch import nn
 
 from mp_torch.emulate import emulate
-from mp_torch.emulate.recurrent import gru_cell, lstm_cell
 
 SHAPES = [
     {},
@@ -80,6 +79,24 @@ def test_dropout_between_layers_acts_in_training_only():
         assert torch.equal(layer(x)[0], layer(x)[0])
 
 
+def test_a_batch_first_layer_returns_torch_s_layout_which_decides_how_the_next_layer_rounds():
+    with emulate("cuda", precision="fp16-mixed"):
+        out = nn.LSTM(5, 4, batch_first=True)(torch.randn(3, 6, 5))[0]
+    assert out.shape == (3, 6, 4)
+    assert not out.is_contiguous()
+    assert out.transpose(0, 1).is_contiguous()
+
+
+def test_float64_cells_are_fused_without_losing_bits():
+    torch.manual_seed(0)
+    cell, x = nn.LSTMCell(5, 4).double(), torch.randn(3, 5).double()
+    expected = cell(x)
+    with emulate("cuda"):
+        found = cell(x)
+    for have, want in zip(found, expected, strict=True):
+        assert torch.allclose(have, want, rtol=0, atol=8 * 2.0**-53)
+
+
 def test_fp32_layers_without_autocast_keep_torchs_own_bits():
     layer, x = nn.LSTM(5, 4), torch.randn(6, 3, 5)
     expected = layer(x)[0]
@@ -87,17 +104,57 @@ def test_fp32_layers_without_autocast_keep_torchs_own_bits():
         assert torch.equal(layer(x)[0], expected)
 
 
-def test_a_cell_rounds_its_outputs_and_nothing_before():
+def cells(kind):
     torch.manual_seed(0)
-    gates = [torch.randn(3, 16).half() for _ in range(2)]
-    state = [torch.randn(3, 4).half() for _ in range(2)]
-    hidden, cell = lstm_cell(gates, state)
-    total = gates[0].double() + gates[1].double()
-    enter, forget, candidate, leave = total.chunk(4, -1)
-    wide = forget.sigmoid() * state[1].double() + enter.sigmoid() * candidate.tanh()
-    assert (cell.double() - wide).abs().max() <= 2.0**-11 * wide.abs().max()
-    assert (hidden.double() - leave.sigmoid() * wide.tanh()).abs().max() <= 2.0**-11
-    gates = [torch.randn(3, 12).half() for _ in range(2)] + [torch.randn(12).half() for _ in range(2)]
-    (with_biases,) = gru_cell(gates, state[:1])
-    folded = [gates[0].float() + gates[2].float(), gates[1].float() + gates[3].float()]
-    assert torch.equal(gru_cell(folded, state[:1])[0], with_biases)
+    width = 4 if kind == "lstm" else 3
+    gates = [torch.randn(3, width * 4).half() for _ in range(2)]
+    biases = [torch.randn(width * 4).half() for _ in range(2)]
+    return gates, torch.randn(3, 4).half(), biases
+
+
+def wide_lstm(ours, theirs, cx, b_1, b_2):
+    enter, forget, candidate, leave = (ours + theirs + b_1 + b_2).chunk(4, -1)
+    cell = forget.sigmoid() * cx + enter.sigmoid() * candidate.tanh()
+    return leave.sigmoid() * cell.tanh(), cell
+
+
+def wide_gru(ours, theirs, hx, b_1, b_2):
+    (r_1, u_1, n_1), (r_2, u_2, n_2) = (ours + b_1).chunk(3, -1), (theirs + b_2).chunk(3, -1)
+    candidate = (n_1 + (r_1 + r_2).sigmoid() * n_2).tanh()
+    return (candidate + (u_1 + u_2).sigmoid() * (hx - candidate),)
+
+
+@pytest.mark.parametrize(("kind", "wide"), [("lstm", wide_lstm), ("gru", wide_gru)])
+def test_a_cell_and_its_gradients_are_those_of_its_equations_but_for_one_rounding_of_what_is_kept(kind, wide):
+    gates, state, biases = cells(kind)
+    values = [*gates, state, *biases]
+
+    def run(cell, dtype):
+        inputs = [x.to(dtype).requires_grad_() for x in values]
+        outputs = cell(*inputs)
+        return [*outputs, *torch.autograd.grad(outputs, inputs, [torch.ones_like(x) for x in outputs])]
+
+    with emulate("cuda"):
+        op = getattr(torch.ops.aten, f"_thnn_fused_{kind}_cell")
+        found = run(lambda *inputs: op(*inputs)[: 2 if kind == "lstm" else 1], torch.float16)
+    for have, want in zip(found, run(wide, torch.float64), strict=True):
+        assert have.dtype == torch.float16
+        # results below 4 rounded once, gradients from gates of relative error 2**-11 in at most four factors and a
+        # sum of three rows
+        assert (have.double() - want).abs().max().item() <= 3 * 6 * 4 * 2.0**-11
+        assert have.abs().max() > 0
+
+
+def test_a_cell_s_gradient_may_come_from_one_of_its_outputs_alone():
+    gates, state, _ = cells("lstm")
+    with emulate("cuda"):
+        for place in range(2):
+            inputs = [x.clone().requires_grad_() for x in (*gates, state)]
+            torch.ops.aten._thnn_fused_lstm_cell(*inputs)[place].sum().backward()
+            assert all(x.grad.abs().sum() > 0 for x in inputs)
+
+
+def test_without_an_emulation_torch_has_no_fused_cell_for_cpu_tensors():
+    gates, state, _ = cells("gru")
+    with pytest.raises(NotImplementedError, match="_thnn_fused_gru_cell"):
+        torch.ops.aten._thnn_fused_gru_cell(*gates, state)
