@@ -63,7 +63,7 @@ step() {  # step NAME SECONDS COMMAND...: run, keep the output, never fail the s
 }
 
 : >"$folder/summary.txt"
-step claims 230 "$python" -m mp_conformance --device "$device" --minutes 3.4 --quiet \
+step claims 240 "$python" -m mp_conformance --device "$device" --minutes 3 --quiet \
   --report "$folder/report.html" --json "$folder/report.json"
 step probe 60 "$python" -m mp_conformance probe --device "$device" --json "$folder/probe.json"
 for benchmark in engine emulate; do

@@ -178,7 +178,7 @@ _IN_FLOAT64 = tuple(
 _IN_16_BITS = tuple(
     Claim(
         id=f"op-bits.{op}.{fmt.name}",
-        sentence=f"in {fmt.name}, {op} on the reference's tape has the bits and the dtypes, of output and gradients, that "
+        sentence=f"in {fmt.name}, {op} on the reference's tape has the bits and dtypes, of output and gradients, that "
         "torch's autograd has with exact products and the reference's kernels",
         source="torch's derivative formulas (tools/autograd/derivatives.yaml), run on CPU tensors under emulate",
         agreement=Bits(),

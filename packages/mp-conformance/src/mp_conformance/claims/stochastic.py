@@ -35,7 +35,7 @@ def _unbiased(fmt: FloatFormat) -> Check:
     def check(subject: Subject, run: Run) -> None:
         for base in (1.0, -3.0, 2.0 ** (fmt.min_exponent + 1), fmt.min_subnormal * 3):
             step = _ulp(base, fmt)
-            for fraction in (0.0625, 0.25, 0.5, 0.8125):
+            for fraction in (5 / 256, 0.25, 0.5, 0.8125):
                 x = np.full(_DRAWS, math.copysign(abs(base) + fraction * step, base), np.float32)
                 drawn = subject.perform("stochastic", x, to=fmt.name, seed=run.seed).astype(np.float64)
                 ups = (np.abs(drawn) - abs(base)) / step

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.multiprocessing.spawn
+from torch.multiprocessing.spawn import start_processes
 
 from mp_conformance.implementations import NotOfferedError
 from mp_conformance.implementations.engine import training_of
@@ -42,8 +42,8 @@ class ReplicaSubject:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
             torch.save(list(operands[0]), place / "histories")
-            spawn: Any = torch.multiprocessing.spawn.spawn
-            spawn(_work, args=(str(place),), nprocs=WORLD, join=True)
+            launch: Any = start_processes
+            launch(_work, args=(str(place),), nprocs=WORLD, join=True, daemon=True, start_method="spawn")
             return [torch.load(place / f"rank{rank}", weights_only=False) for rank in range(WORLD)]
 
 
