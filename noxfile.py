@@ -39,6 +39,16 @@ def quickstart(session: nox.Session) -> None:
 
 
 @nox.session
+def emulation(session: nox.Session) -> None:
+    """What would an accelerator's 16 bits do to a GPT, a ResNet and an LSTM, and what helps?
+
+    Takes half a minute. ``nox -s emulation -- --plot report.png`` draws what fp16 loses of the GPT.
+    """
+    install(session, *EVERYTHING, "scikit-learn")
+    session.run("python", "-m", "examples.emulation", *session.posargs)
+
+
+@nox.session
 def conformance(session: nox.Session) -> None:
     """Do the reference, the engine and this machine's torch agree, claim by claim?
 
