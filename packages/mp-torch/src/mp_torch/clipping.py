@@ -7,6 +7,7 @@ Two ways to the sum of squares: ``exact_squares`` adds float64 squares in a fixe
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "PIECE",
     "clip_coefficient",
     "device_norm",
     "exact_squares",
@@ -35,6 +37,9 @@ _foreach_norm = torch._foreach_norm  # noqa: SLF001  # one kernel for a list, as
 
 EPSILON = 1e-6
 """Added to the norm before the division, as ``torch.nn.utils.clip_grad_norm_`` does."""
+
+PIECE = 1 << 18
+"""Elements that one fp32 norm adds up at most."""
 
 _LONG = 64
 """Numbers in a list from which on tensors add faster than Python."""
@@ -102,17 +107,27 @@ def host_fold(values: Sequence[float]) -> float:
 
 
 def host_squares(gradients: Sequence[torch.Tensor], *, exact: bool) -> list[float]:
-    """``exact_squares`` or ``fast_squares`` of gradients on the CPU, as Python numbers.
+    """Sum of squares of each gradient on the CPU, as Python numbers.
+
+    Args:
+        gradients: fp32.
+        exact: as ``exact_squares``; else one fp32 norm of each piece of ``PIECE`` elements, whose squares are added in
+            float64 in the order of ``fold``. A single fp32 sum would stand still after some 100 million equal terms.
+
+    Returns:
+        One number for each gradient; finite exactly where the gradient is.
 
     >>> host_squares([torch.full((4,), 2.0)], exact=False)
     [16.0]
     """
     if exact or not gradients:
         return [float(one) for one in exact_squares(gradients)]
-    norms = [float(one) for one in torch.stack(_foreach_norm(list(gradients), 2.0)).tolist()]
-    squares = [one * one for one in norms]
-    if _SQUARES_LOST <= sum(squares) < math.inf:
-        return squares
+    pieces = [[one] if one.numel() <= PIECE else list(torch.split(one.reshape(-1), PIECE)) for one in gradients]
+    norms = torch.stack(_foreach_norm([piece for several in pieces for piece in several], 2.0)).tolist()
+    squares = iter([one * one for one in norms])
+    sums = [host_fold(list(islice(squares, len(several)))) for several in pieces]
+    if _SQUARES_LOST <= sum(sums) < math.inf:
+        return sums
     return [float(one) for one in exact_squares(gradients)]
 
 
@@ -141,10 +156,7 @@ def fast_squares(gradients: Sequence[torch.Tensor], *, reads_are_free: bool, flo
         return _scaled_squares(gradients)
     if not reads_are_free:
         return torch.stack(_foreach_norm(list(gradients), 2.0, dtype=torch.float64)).square()
-    squares = torch.stack(_foreach_norm(list(gradients), 2.0)).double().square()
-    if _SQUARES_LOST <= float(squares.sum()) < torch.inf:
-        return squares
-    return exact_squares(gradients)
+    return torch.tensor(host_squares(gradients, exact=False), dtype=torch.float64)
 
 
 def _scaled_squares(gradients: Sequence[torch.Tensor]) -> torch.Tensor:

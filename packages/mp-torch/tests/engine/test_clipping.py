@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mp_reference.amp import clipping as reference
+from mp_reference.amp.fused import fused_norm
 from mp_torch import clipping
 
 FLOATS = hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
@@ -118,3 +119,19 @@ def test_squares_as_python_numbers_are_the_tensors(arrays):
     assert (
         clipping.host_squares(gradients, exact=False) == clipping.fast_squares(gradients, reads_are_free=True).tolist()
     )
+
+
+def test_the_norm_of_a_large_tensor_does_not_stand_still():
+    """Past 2**24 equal terms a single fp32 sum adds nothing; torch's eight lanes come to that at 2**27 elements."""
+    gradient = torch.full((clipping.PIECE * 5 + 3,), 1.0)
+    (square,) = clipping.host_squares([gradient], exact=False)
+    assert square == pytest.approx(gradient.numel(), rel=1e-6)
+    huge = torch.ones(1).expand(2**27 + 2**24)
+    (square,) = clipping.host_squares([huge], exact=False)
+    assert square == pytest.approx(huge.numel(), rel=1e-6)
+
+
+def test_a_large_tensors_norm_is_the_references_piece_by_piece():
+    gradient = torch.randn(2 * clipping.PIECE + 77, generator=torch.Generator().manual_seed(0))
+    (square,) = clipping.host_squares([gradient], exact=False)
+    assert clipping.host_norm(square, 2.0) == fused_norm([gradient.numpy()])

@@ -39,7 +39,7 @@ _SQUARES_LOST = 1e-20
 
 
 def fused_norm(gradients: Sequence[Float32Array], divisor: float = 1.0, width: int = FUSED_WIDTH) -> float:
-    """The norm that the fused path clips by: one fp32 norm a tensor, their squares added in float64.
+    """The norm that the fused path clips by: fp32 norms of pieces of 2**18 elements, their squares added in float64.
 
     Args:
         gradients: fp32, as stored, in parameter order.
@@ -55,11 +55,20 @@ def fused_norm(gradients: Sequence[Float32Array], divisor: float = 1.0, width: i
     2.5
     """
     with np.errstate(all="ignore"):  # what overflows in fp32 is added again in float64
-        norms = np.array([norm(one.reshape(-1), lanes(width)) for one in gradients], np.float64)
-        squares = np.square(norms)
+        squares = np.array([_square(one.reshape(-1), width) for one in gradients], np.float64)
         if not _SQUARES_LOST <= squares.sum() < math.inf:
             squares = np.array([tree_sum(np.square(one, dtype=np.float64)) for one in gradients], np.float64)
         return rounded_sqrt(tree_sum(squares / (divisor * divisor)))
+
+
+def _square(flat: Float32Array, width: int) -> float:
+    """Sum of squares of one tensor: that of its pieces, in ``tree_sum``'s order."""
+    pieces = [flat[start : start + _PIECE] for start in range(0, max(flat.size, 1), _PIECE)]
+    return tree_sum(np.square(np.array([norm(piece, lanes(width)) for piece in pieces], np.float64)))
+
+
+_PIECE = 1 << 18
+"""Elements that one fp32 norm adds up; a sum over many more would stand still."""
 
 
 def fused_update(
