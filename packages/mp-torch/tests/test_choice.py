@@ -70,14 +70,16 @@ def test_an_unknown_device_is_refused_with_the_devices_and_the_hardware_that_are
 
 
 def test_a_device_of_unknown_hardware_is_refused_with_the_known_rows(monkeypatch):
-    monkeypatch.setattr("mp_torch.devices.cpu.CPUDevice.name", "RISC-V")
+    monkeypatch.setattr(type(device_named("cpu")), "name", "RISC-V")
     with pytest.raises(
         UnsupportedDeviceError, match=r"cpu is 'RISC-V': hardware 'RISC-V' is not one of V100, .*nearest"
     ):
         select_precision("cpu")
 
 
-GOOD = Probe(half_overflow="inf", subnormals=True, bf16=True, finite_check=True, foreach_norm=True)
+GOOD = Probe(
+    half_overflow="inf", subnormals=True, bf16=True, finite_check=True, foreach_norm=True, fused_optimizers=True
+)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ GOOD = Probe(half_overflow="inf", subnormals=True, bf16=True, finite_check=True,
     ],
 )
 def test_a_precision_that_the_device_does_not_prove_is_passed_over_with_the_reason(monkeypatch, probe, precision):
-    monkeypatch.setattr("mp_torch.devices.cpu.CPUDevice.name", "CPU with AMX")
+    monkeypatch.setattr(type(device_named("cpu")), "name", "CPU with AMX")
     monkeypatch.setattr(Device, "probe", lambda _: dataclasses.replace(GOOD, **probe))
     choice = select_precision("cpu")
     assert choice == precision

@@ -5,13 +5,16 @@ import dataclasses
 import pytest
 import torch
 
+from mp_torch import AmpEngine
 from mp_torch.devices import Device, Probe, device_named, device_of
 from mp_torch.devices.cpu import CPUDevice, cpu_capabilities
 from mp_torch.devices.mps import MPSDevice
 from mp_torch.devices.xpu import XPUDevice
 from mp_torch.errors import AmpConfigError, UnsupportedDeviceError
 
-GOOD = Probe(half_overflow="inf", subnormals=True, bf16=True, finite_check=True, foreach_norm=True)
+GOOD = Probe(
+    half_overflow="inf", subnormals=True, bf16=True, finite_check=True, foreach_norm=True, fused_optimizers=True
+)
 
 
 def with_(**changes):
@@ -62,7 +65,7 @@ def test_a_device_whose_kernels_are_missing_probes_as_missing_without_raising():
     probe = device_named("mps").probe()  # this build of torch has no Metal
     if torch.backends.mps.is_available():
         pytest.skip("an Apple GPU is here and has its kernels")
-    assert probe == Probe(half_overflow="missing", subnormals=False, bf16=False, finite_check=False, foreach_norm=False)
+    assert probe == Probe(half_overflow="missing", subnormals=False, bf16=False, finite_check=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +105,28 @@ def test_a_missing_format_does_not_refuse_the_precisions_without_it():
     device_named("cpu").require("fp16-mixed", with_(bf16=False))
 
 
+@pytest.mark.parametrize("name", ["_fused_adamw_", "_fused_sgd_"])
+def test_a_fused_kernel_that_does_not_heed_found_inf_is_not_taken(monkeypatch, name):
+    real = getattr(torch, name)
+    monkeypatch.setattr(torch, name, lambda *args, **options: real(*args, **options | {"found_inf": None}))
+    assert device_named("cpu").probe() == with_(fused_optimizers=False)
+
+
+@pytest.mark.parametrize("name", ["_fused_adamw_", "_fused_sgd_"])
+def test_a_device_without_a_fused_kernel_updates_without_it(monkeypatch, name):
+    def missing(*_, **__):
+        raise NotImplementedError("no such kernel")
+
+    monkeypatch.setattr(torch, name, missing)
+    assert device_named("cpu").probe() == with_(fused_optimizers=False)
+    model = torch.nn.Linear(1, 1)
+    engine = AmpEngine(model, torch.optim.AdamW(model.parameters()), precision="fp32")
+    engine.backward(model(torch.ones(1, 1)).sum())
+    assert engine.step().applied
+    with pytest.raises(AmpConfigError, match="update='fused': the device has no fused optimizer kernels"):
+        AmpEngine(model, torch.optim.AdamW(model.parameters()), precision="fp32", update="fused")
+
+
 def test_the_cpu_is_named_by_what_torch_will_use_of_its_instructions():
     has = cpu_capabilities()
     expected = "CPU with AMX" if has["amx_bf16"] else "CPU with AVX512-BF16" if has["avx512_bf16"] else "CPU"
@@ -130,7 +155,7 @@ def test_instructions_that_torch_was_told_not_to_use_do_not_count(monkeypatch):
 
 def test_apple_gpus_have_no_float64():
     mps = MPSDevice(torch.device("mps"))
-    assert (mps.supports_float64, mps.fused_optimizers, mps.name) == (False, True, "Apple GPU")
+    assert (mps.supports_float64, mps.name) == (False, "Apple GPU")
 
 
 @pytest.mark.parametrize("has_fp64", [True, False])

@@ -4,7 +4,12 @@ import pytest
 
 from mp_conformance.fake_devices import FakeDeviceUnavailable, run_script
 
-PROBE = "from mp_torch.devices import device_named, Probe\nd = device_named(fake.device)\np = d.probe()\n"
+PROBE = """
+from mp_torch.devices import device_named, Probe
+d = device_named(fake.device)
+p = d.probe()
+rest = dict(subnormals=True, bf16=True, foreach_norm=True, fused_optimizers=True)
+"""
 
 
 def test_a_saturating_npu_tells_of_an_overflow_by_its_flag_and_forgets_it_when_cleared():
@@ -12,7 +17,7 @@ def test_a_saturating_npu_tells_of_an_overflow_by_its_flag_and_forgets_it_when_c
         "npu",
         PROBE
         + """
-assert p == Probe(half_overflow="saturate", subnormals=True, bf16=True, finite_check=False, foreach_norm=True), p
+assert p == Probe(half_overflow="saturate", finite_check=False, **rest), p
 assert p.saturates and d.reads_overflow and d.name == "Ascend910A" and d.type == "npu"
 assert not d.overflow().item()                       # the probe's own overflow is cleared
 x = torch.full((4,), 6e4, device=d.device).half()
@@ -76,7 +81,7 @@ def test_an_npu_in_inf_nan_mode_has_infinities_and_no_flag_to_read():
         "npu",
         PROBE
         + """
-assert p == Probe(half_overflow="inf", subnormals=True, bf16=True, finite_check=True, foreach_norm=True), p
+assert p == Probe(half_overflow="inf", finite_check=True, **rest), p
 assert not d.reads_overflow and d.overflow() is None and d.name == "Ascend910B1"
 d.clear_overflow_()
 for precision in ("fp16-mixed", "bf16-mixed", "fp32"):

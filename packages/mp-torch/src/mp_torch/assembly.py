@@ -104,7 +104,7 @@ class Assembly:
     def _updater(self, optimizer: torch.optim.Optimizer) -> Updater:
         trained = [one for group in optimizer.param_groups for one in group["params"]]
         dense = not any(one in self.sparse for one in trained)
-        updater = updater_for(optimizer, self.config.update, fused=self.device.fused_optimizers, dense=dense)
+        updater = updater_for(optimizer, self.config.update, fused=self.probe.fused_optimizers, dense=dense)
         temporary = self.row.parameter != torch.float32 and (
             self.row.carrier != "master" or self.config.master_weights != "fp32"
         )

@@ -34,10 +34,12 @@ class Probe:
         bf16: 3 * 1 is 3 in bf16, in hardware or emulated.
         finite_check: ``torch.isfinite`` tells 1, infinity and NaN apart in fp32.
         foreach_norm: one norm over a list of tensors in one kernel is offered, and right.
+        fused_optimizers: torch's fused SGD and AdamW kernels are offered, divide by ``grad_scale`` and change nothing
+            where ``found_inf`` is set, so that ``update="auto"`` may take them.
 
     Source: measured, at construction of the engine.
 
-    >>> Probe(half_overflow="saturate", subnormals=True, bf16=False, finite_check=True, foreach_norm=True).saturates
+    >>> Probe(half_overflow="saturate", subnormals=True, bf16=False, finite_check=True).saturates
     True
     """
 
@@ -45,7 +47,8 @@ class Probe:
     subnormals: bool
     bf16: bool
     finite_check: bool
-    foreach_norm: bool
+    foreach_norm: bool = False
+    fused_optimizers: bool = False
 
     @property
     def saturates(self) -> bool:
@@ -86,11 +89,6 @@ class Device:
     @property
     def supports_float64(self) -> bool:
         """Whether float64 tensors exist there; otherwise sums that need them are done on the CPU."""
-        return True
-
-    @property
-    def fused_optimizers(self) -> bool:
-        """Whether torch's fused optimizer kernels exist there, so that ``update="auto"`` may take them."""
         return True
 
     @property
@@ -175,6 +173,7 @@ class Device:
                 ),
                 [5.0],
             ),
+            fused_optimizers=self._gives(self._fused_updates, [0.5, 2.0, 0.0]),
         )
         self.clear_overflow_()  # the probe's own overflow is nobody's
         return result
@@ -207,6 +206,21 @@ class Device:
         else:
             return
         raise UnsupportedDeviceError(f"precision={precision!r} on {self.device}: {fault}; {way_out}")
+
+    def _fused_updates(self) -> torch.Tensor:
+        """AdamW from 1 with the rate 0.5, its first moment, and SGD; each applied once and once told to do nothing."""
+        weight, other, m, v, step, scale = (self._tensor([x], torch.float32) for x in (1.0, 1.0, 0.0, 0.0, 1.0, 2.0))
+        for found in (0.0, 1.0):
+            found_inf = self._tensor([found], torch.float32)
+            torch._fused_adamw_(
+                [weight], [self._tensor([4.0], torch.float32)], [m], [v], [], [step], lr=0.5, beta1=0.0, beta2=0.0,
+                weight_decay=0.0, eps=0.0, amsgrad=False, maximize=False, grad_scale=scale, found_inf=found_inf,
+            )  # fmt: skip
+            torch._fused_sgd_(
+                [other], [self._tensor([4.0], torch.float32)], [], lr=0.5, momentum=0.0, weight_decay=0.0,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=True, grad_scale=scale, found_inf=found_inf,
+            )  # fmt: skip
+        return torch.cat((weight, m, other))
 
     def _half_overflow(self) -> HalfOverflow:
         values = self._values(lambda: self._tensor([65504.0], torch.float16) * 2)

@@ -23,7 +23,7 @@ class NPUDevice(Device):
     Source: torch_npu 2.13, ``npu/utils.py`` (``is_support_inf_nan``, ``npu_get_float_status``); CANN, environment
     variable INF_NAN_MODE_ENABLE.
 
-    >>> NPUDevice(torch.device("cpu")).fused_optimizers  # torch's; torch_npu's NpuFused* are other classes
+    >>> NPUDevice(torch.device("cpu")).supports_float64
     True
     """
 
