@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -137,3 +139,75 @@ def test_an_empty_comparison_counts_nothing() -> None:
 def test_agreements_print_as_the_report_calls_them() -> None:
     assert [str(kind) for kind in (Bits(), Ulp(1, "one rounding"), Bound("n u"))] == ["BITS", "ULP(1)", "BOUND"]
     assert shown(np.int64(7)) == "int64 7"
+
+
+def test_a_difference_in_a_grid_is_found_by_its_flat_index_with_the_inputs_of_that_place() -> None:
+    expected = np.arange(6, dtype=np.float32).reshape(2, 3)
+    actual, inputs = expected.copy(), (np.arange(10, 16, dtype=np.float64).reshape(2, 3), np.float32([7.0]))
+    actual[1, 1] = -4.0
+    with pytest.raises(DisagreementError) as caught:
+        assert_same_bits(actual, expected, inputs=inputs)
+    assert str(caught.value) == (
+        "1 of 6 values differ; first at flat index 4: float64 0x402c000000000000 (14.0), float32 0x40e00000 (7.0) -> "
+        "subject float32 0xc0800000 (-4.0), expected float32 0x40800000 (4.0); exact oracle: expected is the oracle's "
+        "own value, float32 0x40800000 (4.0)"
+    )
+
+
+def test_inputs_of_another_shape_show_their_first_value_and_empty_ones_none() -> None:
+    with pytest.raises(DisagreementError, match=r"index 0: int64 5 -> subject"):
+        assert_same_bits(np.float32([1.0]), np.float32([2.0]), inputs=(np.array([[5, 6]]), np.zeros(0)))
+    with pytest.raises(DisagreementError, match=r"index 0: \(see the claim\) -> subject"):
+        assert_same_bits(np.float32([1.0]), np.float32([2.0]))
+
+
+def test_every_kind_of_count_is_exact() -> None:
+    grid = np.float32([[1.0, 2.0], [3.0, 4.0]])
+    assert assert_same_bits(grid, grid) == Tally(4, Counter({"0": 4}))
+    assert assert_within_ulps(grid, grid, 0) == Tally(4, Counter({"0": 4}), None)
+    assert assert_within_bound(grid, grid.astype(np.float64), np.zeros((2, 2))) == Tally(4, Counter({"0.0": 4}), None)
+
+
+def test_the_worst_of_a_grid_is_shown_with_its_own_input() -> None:
+    expected = np.float32([[1.0, 2.0], [4.0, 8.0]])
+    actual = (expected.view(np.uint32) + np.uint32([[0, 1], [2, 0]])).view(np.float32)
+    seen = assert_within_ulps(actual, expected, 2, inputs=(expected * 10,))
+    assert seen.compared == 4
+    assert seen.histogram == {"0": 2, "1": 1, "2": 1}
+    assert seen.worst == Worst(2.0, "float32 0x42200000 (40.0)", shown(actual[1, 0]), shown(expected[1, 0]))
+    bounded = assert_within_bound(
+        np.float32([[1.0, 2.0], [4.5, 8.0]]), expected.astype(np.float64), np.ones((2, 2)), inputs=(expected * 10,)
+    )
+    assert bounded.worst == Worst(
+        0.5, "float32 0x42200000 (40.0)", "float32 0x40900000 (4.5)", "float64 0x4010000000000000 (4.0)"
+    )
+    assert (bounded.compared, bounded.histogram) == (4, {"0.0": 3, "0.5": 1})
+
+
+def test_too_many_ulps_in_a_grid_name_how_many_and_the_worst_place() -> None:
+    expected = np.float16([[1.0, 1.0], [1.0, 1.0]])
+    actual = (expected.view(np.uint16) + np.uint16([[5, 0], [9, 9]])).view(np.float16)
+    with pytest.raises(DisagreementError) as caught:
+        assert_within_ulps(actual, expected, 4)
+    assert str(caught.value).startswith(
+        "2 of 4 values differ by more than 4 ulp (3 do), 9 at most; first at flat index 2: (see the claim)"
+    )
+
+
+def test_distances_of_a_grid_keep_its_shape_and_one_sided_nan_is_infinite() -> None:
+    a = np.float32([[1.0, np.nan], [np.nan, -1.0]])
+    b = np.float32([[1.0, 1.0], [np.nan, 1.0]])
+    assert ulp_distance(a, b).tolist() == [[0.0, np.inf], [0.0, 2.0 * 0x3F800000]]
+
+
+def test_strided_arrays_and_signalling_nans_are_compared_by_value() -> None:
+    grid = np.arange(8, dtype=np.float32).reshape(4, 2)
+    assert assert_same_bits(grid[:, 1], grid[:, 1].copy()).compared == 4
+    signalling = np.array([0x7F81], np.uint16).view(ml_dtypes.bfloat16)
+    assert assert_same_bits(signalling, np.array([np.nan], ml_dtypes.bfloat16)).compared == 1
+
+
+def test_narrow_values_are_shown_with_the_digits_of_their_width() -> None:
+    assert shown(np.array(0.5, ml_dtypes.float8_e4m3fn)) == "float8_e4m3fn 0x30 (0.5)"
+    assert shown(np.float64(2.0)) == "float64 0x4000000000000000 (2.0)"
+    assert shown(np.bool_(True)) == "bool True"
