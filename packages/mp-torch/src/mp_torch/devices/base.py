@@ -218,7 +218,8 @@ class Device:
             )  # fmt: skip
             torch._fused_sgd_(
                 [other], [self._tensor([4.0], torch.float32)], [], lr=0.5, momentum=0.0, weight_decay=0.0,
-                dampening=0.0, nesterov=False, maximize=False, is_first_step=True, grad_scale=scale, found_inf=found_inf,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=True, grad_scale=scale,
+                found_inf=found_inf,
             )  # fmt: skip
         return torch.cat((weight, m, other))
 
