@@ -130,7 +130,7 @@ def decide(
         found = torch.maximum(found, flag.to(found.device))
     here = {one.part.optimizer for one in gradients}
     active = [place in here for place in range(optimizers)]
-    if ranks.count > 1:
+    if ranks.count > 1 and not (ranks.sums_tell_all and flag is None):
         found, active = _agreed(found, active, device, ranks)
     if together:
         found = found.amax().expand(optimizers)

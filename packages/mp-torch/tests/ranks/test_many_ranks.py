@@ -7,14 +7,14 @@ import time
 
 import pytest
 import torch
-from layouts import BATCH, Training, batches, loss_of, spoil
+from layouts import Training, batches, loss_of, spoil
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from mp_torch import AmpConfigError, AmpEngine, AmpStateError, LossScale
+from mp_torch import AmpConfigError, AmpEngine, AmpStateError, LossScale, memory_estimate
 from mp_torch.ranks.average import mean_
 
 
@@ -363,34 +363,67 @@ def test_many_ranks_without_torch_distributed_are_refused():
     assert copy.deepcopy(engine.config) == engine.config
 
 
-def bytes_on_the_wire(wire: str) -> int:
-    """What one average sends, counted at the collectives."""
-    sent = 0
+SENT = {"all_reduce": 1.0, "all_to_all_single": 0.5, "all_gather_single": 1.0, "all_gather_into_tensor": 1.0}
+"""What each of two ranks sends of the bytes that it hands to a collective."""
 
-    def counted(real):
+
+def bytes_on_the_wire(wire: str) -> float:
+    """What one average of 4096 numbers sends, counted at the collectives."""
+    sent = 0.0
+    real = {name: getattr(distributed, name) for name in SENT if hasattr(distributed, name)}
+
+    def counted(name):
         def call(*tensors, **options):
             nonlocal sent
-            given = tensors[-1]
-            sent += given.nbytes
-            return real(*tensors, **options)
+            sent += SENT[name] * tensors[-1].nbytes
+            return real[name](*tensors, **options)
 
         return call
 
-    names = ("all_reduce", "all_to_all_single")
-    real = {name: getattr(distributed, name) for name in names}
-    for name in names:
-        setattr(distributed, name, counted(real[name]))
+    for name in real:
+        setattr(distributed, name, counted(name))
     try:
         mean_(torch.ones(4096), distributed.group.WORLD, getattr(torch, wire), "after")
     finally:
-        for name in names:
-            setattr(distributed, name, real[name])
+        for name, function in real.items():
+            setattr(distributed, name, function)
     return sent
 
 
 def test_a_16_bit_wire_carries_half_the_bytes(pool):
-    full = pool.run(bytes_on_the_wire, 2, "float32")
-    assert pool.run(bytes_on_the_wire, 2, "float16") == [one // 2 for one in full] == [BATCH * 1024] * 2
+    assert pool.run(bytes_on_the_wire, 2, "float32") == [4096 * 4.0] * 2
+    for wire in ("float16", "bfloat16"):
+        assert pool.run(bytes_on_the_wire, 2, wire) == [4096 * 2.0] * 2
+
+
+def held_bytes(precision: str):
+    """Measured on the tensors of this rank: weights, masters, gradients, moments."""
+    model = net()
+    engine = AmpEngine(model, torch.optim.AdamW(model.parameters()), precision)
+    engine.shard()
+    tokens = torch.randint(11, (4, 5))
+    with engine.autocast():
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+    engine.backward(loss)
+    parts = [part.weight for part in engine.assembly.parts]
+    gradients = sum(gradient.nbytes for gradient in engine.gradients().values())
+    engine.step()
+    state = [one for row in engine.optimizers[0].state.values() for name, one in row.items() if name != "step"]
+    carried = [one for weight in parts for one in weight.state().values()]
+    return {
+        "weights": sum(weight.held.nbytes for weight in parts),
+        "masters": sum(one.nbytes for one in carried),
+        "gradients": gradients,
+        "moments": sum(one.nbytes for one in state),
+    }
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_the_fullest_rank_holds_the_bytes_that_memory_estimate_says(pool, precision, world):
+    measured = pool.run(held_bytes, world, precision)[0]  # the first rank's shards are the largest
+    estimate = memory_estimate(net(), precision, "adamw", ranks=world, sharding="fsdp")
+    assert measured == {role: getattr(estimate, role) for role in measured}
 
 
 def overflow_on_stage(rank: int):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
+from torch.futures import Future
 
 from mp_torch.errors import AmpConfigError
 
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor  # renamed in 2.13
-
-__all__ = ["DIVIDE", "WIRE", "factors", "mean_", "scattered_mean"]
+__all__ = ["DIVIDE", "WIRE", "factors", "mean_", "mean_in_future", "scattered_mean"]
 
 WIRE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """What gradients may travel in."""
@@ -87,18 +86,38 @@ def mean_(flat: Tensor, group: ProcessGroup, wire: torch.dtype, divide: str) -> 
         wire: dtype that travels, both to the rank that adds and back.
         divide: as ``factors``.
     """
-    count = group.size()
+    mean_in_future(flat, group, wire, divide).wait()
+
+
+def mean_in_future(flat: Tensor, group: ProcessGroup, wire: torch.dtype, divide: str) -> Future[Tensor]:
+    """As ``mean_``, but in fp32 the exchange goes on while the caller computes; the future holds ``flat``."""
+    before, after = factors(divide, group.size())
     if wire == torch.float32:
-        before, after = factors(divide, count)
         wide = flat if flat.dtype == torch.float32 else flat.float()
         if before != 1:
-            wide = wide.div_(before)
-        distributed.all_reduce(wide, group=group)
-        flat.copy_(wide.div_(after) if after != 1 else wide)
-        return
+            wide.div_(before)
+        exchange = distributed.all_reduce(wide, group=group, async_op=True).get_future()
+
+        def finished(summed: Future[list[Tensor]]) -> Tensor:
+            summed.value()  # raises what went wrong
+            if after != 1:
+                wide.div_(after)
+            return flat if wide is flat else flat.copy_(wide)
+
+        whole: Future[Tensor] = exchange.then(finished)
+        return whole
+    done: Future[Tensor] = Future()
+    done.set_result(_mean_of_halves_(flat, group, wire, divide))
+    return done
+
+
+def _mean_of_halves_(flat: Tensor, group: ProcessGroup, wire: torch.dtype, divide: str) -> Tensor:
+    """Each rank adds one part of everybody's numbers and sends it to all."""
+    count = group.size()
     length = -(-flat.numel() // count)
     parts = torch.nn.functional.pad(flat, (0, count * length - flat.numel())).view(count, length)
     mine = scattered_mean(parts, group, wire, divide).to(wire)
     whole = torch.empty(count * length, dtype=wire, device=flat.device)
-    _all_gather(whole.view(torch.uint8), mine.view(torch.uint8), group=group)
-    flat.copy_(whole[: flat.numel()])
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor  # renamed in 2.13
+    gather(whole.view(torch.uint8), mine.view(torch.uint8), group=group)
+    return flat.copy_(whole[: flat.numel()])

@@ -26,6 +26,9 @@ class Ranks(Protocol):
     prefix: str
     """What stands before this rank's names in a checkpoint of all ranks."""
 
+    sums_tell_all: bool
+    """Whether ranks that agree on the tensors' sums agree on everything but a device's own overflow flag."""
+
     opens_windows: bool
     """Whether ``step()`` ends a micro-step whose backward somebody else ran."""
 

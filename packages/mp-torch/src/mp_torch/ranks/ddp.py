@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch.futures import Future
 
 from mp_torch.errors import AmpConfigError
-from mp_torch.ranks.average import WIRE, factors, mean_
+from mp_torch.ranks.average import WIRE, factors, mean_in_future
 from mp_torch.ranks.group import GroupRanks
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ class DataParallelRanks(GroupRanks):
             ) from error
 
     def _exchanged(self, bucket: GradBucket) -> Future[Tensor]:
-        done: Future[Tensor] = Future()
-        if self._exchange:
-            mean_(bucket.buffer(), self.group, self._wire, self._divide)
-        done.set_result(bucket.buffer())
-        return done
+        if not self._exchange:
+            done: Future[Tensor] = Future()
+            done.set_result(bucket.buffer())
+            return done
+        return mean_in_future(bucket.buffer(), self.group, self._wire, self._divide)
 
     @contextmanager
     def micro_step(self, *, last: bool) -> Iterator[None]:
@@ -70,3 +70,7 @@ class DataParallelRanks(GroupRanks):
     def tensor_sums(self, sums: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Every rank has the same gradients, so one that differs is not finite: the largest is the sum of each."""
         return self.tensor_maxima(sums, parameters)
+
+    def any_gradient(self, here: bool) -> bool:
+        """Once gradients are exchanged, ranks have the same ones."""
+        return here

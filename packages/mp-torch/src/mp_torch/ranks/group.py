@@ -44,6 +44,9 @@ class GroupRanks:
     prefix = ""
     """Ranks hold the same names; a checkpoint needs nothing before them."""
 
+    sums_tell_all = True
+    """Ranks have gradients for the same logical tensors."""
+
     opens_windows = False
     """``backward()`` is the engine's."""
 
@@ -64,11 +67,13 @@ class GroupRanks:
 
     def tensor_sums(self, sums: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Add what the ranks hold of each logical tensor; a part that several hold counts once. One collective."""
+        self.alarm.agreed = self.sums_tell_all
         sums = sums.to(self.layout.device)  # where there is no gradient they are made anywhere
         return self._reduced(self.layout.spread(sums, parameters), SUM)[self.layout.places(parameters)]
 
     def tensor_maxima(self, maxima: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """The largest over each logical tensor; NaN if a part of it is. One collective."""
+        self.alarm.agreed = self.sums_tell_all
         maxima = maxima.to(self.layout.device)
         unknown = maxima.isnan()
         pair = [self.layout.spread(one, parameters) for one in (torch.where(unknown, 0.0, maxima), unknown.to(maxima))]

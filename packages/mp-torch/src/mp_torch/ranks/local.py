@@ -81,6 +81,9 @@ class LocalRanks:
     prefix = ""
     """Nothing stands before the names of a checkpoint."""
 
+    sums_tell_all = True
+    """There is nobody else."""
+
     opens_windows = False
     """``backward()`` is the engine's."""
 

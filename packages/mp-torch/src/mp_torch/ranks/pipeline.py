@@ -46,6 +46,9 @@ class PipelineRanks(ShardedRanks):
         stage: this rank's place in the pipeline; ranks that hold the same stage have the same.
     """
 
+    sums_tell_all = False
+    """Stages have gradients of their own."""
+
     opens_windows = True
     """Schedules run backward themselves; ``step()`` is the end of a micro-step."""
 
