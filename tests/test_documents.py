@@ -135,6 +135,16 @@ def test_a_shell_line_of_a_page_runs(page: str, line: str, tmp_path: Path) -> No
     assert result.returncode == 0, f"{page}: {line}\n{result.stdout[-1500:]}{result.stderr[-3000:]}"
 
 
+def test_the_guarantees_of_the_readme_are_made_from_the_claims() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-c", "from mp_conformance import guarantees_table; print(guarantees_table())"],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    readme = (ROOT / "README.md").read_text()
+    stated = readme.split("<!-- guarantees -->")[1].split("<!-- end of guarantees -->")[0]
+    assert stated.strip() == printed.stdout.strip(), "paste what guarantees_table() prints"
+
+
 def test_a_wrong_promise_is_reported() -> None:
     page = "```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n"
     program, promised = python_program(page)
