@@ -47,14 +47,19 @@ def _matmul(op: str, x: Tensor, y: Tensor) -> Tensor:
     require(a.ndim >= 2 and b.ndim >= 2 and a.shape[-1] == b.shape[-2], op, f"shapes {a.shape} and {b.shape}",
             "the last dimension of x must equal the last but one of y")  # fmt: skip
     (a, b), fmt = tape.prepared(op, a, b)
+    left, right = a.carrier, b.carrier
+    if b.ndim == 2:  # the rows of all batches are multiplied at once, so that the gradient of y is one product
+        left = left.reshape(-1, a.shape[-1])
 
     def vjp(g: Array) -> tuple[Array | None, Array | None]:
+        rows = g.reshape(left.shape[:-1] + g.shape[-1:])
         return (
-            product(tape, g, fmt, b.carrier.swapaxes(-1, -2), b.format) if a.requires_grad else None,
-            product(tape, a.carrier.swapaxes(-1, -2), a.format, g, fmt) if b.requires_grad else None,
+            product(tape, g, fmt, right.swapaxes(-1, -2), b.format) if a.requires_grad else None,
+            product(tape, left.swapaxes(-1, -2), a.format, rows, fmt) if b.requires_grad else None,
         )
 
-    return tape.record(product(tape, a.carrier, a.format, b.carrier, b.format), fmt, (a, b), vjp)
+    output = product(tape, left, a.format, right, b.format)
+    return tape.record(output.reshape(*a.shape[:-1], -1) if b.ndim == 2 else output, fmt, (a, b), vjp)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
