@@ -46,7 +46,7 @@ def test_every_edge_of_a_small_format_rounds_like_the_oracle(fmt, rounding, over
 @pytest.mark.parametrize("rounding", DETERMINISTIC)
 @pytest.mark.parametrize("fmt", [mp.FP16, mp.BF16, mp.TF32], ids=lambda fmt: fmt.name)
 def test_edges_of_the_wide_formats_round_like_the_oracle(fmt, rounding, edges, oracle):
-    x = edges(fmt, every=61 if fmt.bits == 16 else 401)
+    x = edges(fmt, every=251 if fmt.bits == 16 else 1601)
     for overflow in ("ieee", "saturate"):
         for subnormals in FLUSHES:
             wanted = oracle(x, fmt, rounding=rounding, overflow=overflow, subnormals=subnormals)

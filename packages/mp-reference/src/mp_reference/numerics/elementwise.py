@@ -163,36 +163,38 @@ def _through_float64(
 
 
 def _finisher(fmt: FloatFormat, rounding: Rounding) -> Any:
-    """What rounds float64 results into codes: by way of float32 to odd, or in float64 where float32 is too narrow."""
+    """What rounds float64 results into codes: by way of float32, to odd where it matters; for fp32 itself at once."""
     if fmt == FP32 and rounding == "nearest-even":
         return _narrowed
-    write = encoder_for(fmt, rounding if fmt.exponent_bits < 8 else "toward-zero")
-    round_wide = kernel_for(fmt, rounding, "ieee", "", "float64")
+    if fmt == FP32:
+        round_wide = kernel_for(fmt, rounding, "ieee", "", "float64")
 
-    def by_float32(
-        odd: NDArray[Any], target: NDArray[Any], carrier: NDArray[Any], work: Workspace, wide_work: Workspace
-    ) -> None:
-        del wide_work
-        assert write is not None
-        pattern = odd.view(np.uint64)
-        sticky = np.bitwise_and(pattern, np.uint64((1 << 29) - 1))
-        np.add(sticky, np.uint64((1 << 29) - 1), out=sticky)
-        np.bitwise_or(pattern, sticky, out=sticky)
-        np.bitwise_and(sticky, np.uint64(2**64 - 2**29), out=sticky)
-        np.copyto(carrier, sticky.view(np.float64), casting="same_kind")
+        def in_float64(odd: NDArray[Any], target: NDArray[Any], _: Any, __: Any, wide_work: Workspace) -> None:
+            round_wide(odd, odd, wide_work, None, 0)
+            np.copyto(target.view(np.float32), odd, casting="same_kind")
+
+        return in_float64
+    write = encoder_for(fmt, rounding)
+    assert write is not None
+    low = np.uint32((1 << (22 - fmt.mantissa_bits)) - 1)  # zero in the numbers of the format and their midpoints
+
+    def by_float32(odd: NDArray[Any], target: NDArray[Any], carrier: NDArray[Any], work: Workspace, _: Any) -> None:
+        np.copyto(carrier, odd, casting="same_kind")
+        _step_to_odd(carrier, odd, low)
         write(carrier, target, work)
 
-    def in_float64(
-        odd: NDArray[Any], target: NDArray[Any], carrier: NDArray[Any], work: Workspace, wide_work: Workspace
-    ) -> None:
-        round_wide(odd, odd, wide_work, None, 0)
-        np.copyto(carrier, odd, casting="same_kind")
-        if write is None:
-            np.copyto(target, carrier.view(np.uint32))
-        else:
-            write(carrier, target, work)
+    return by_float32
 
-    return by_float32 if fmt.exponent_bits < 8 else in_float64
+
+def _step_to_odd(narrow: NDArray[np.float32], wide: NDArray[np.float64], low: np.uint32) -> None:
+    """Where float32 rounded to a number with no low bits, move it one unit back towards the float64 one."""
+    short = np.bitwise_and(narrow.view(np.uint32), low) == 0
+    if short.any():
+        short &= narrow != wide
+        if short.any():
+            exact, rounded = wide[short], narrow[short]
+            step = np.where(np.isnan(exact), 0, np.where(np.abs(exact) > np.abs(rounded), 1, -1)).astype(np.int32)
+            narrow[short] = (rounded.view(np.int32) + step).view(np.float32)  # from infinity, to the largest
 
 
 def _narrowed(odd: NDArray[Any], target: NDArray[Any], *_: Any) -> None:
