@@ -17,7 +17,7 @@ from mp_torch.devices import device_of
 from mp_torch.drift import Admitted
 from mp_torch.dtypes import Precision, precision_named
 from mp_torch.errors import AmpConfigError
-from mp_torch.precision import JOINING_OPS, SAFE_MODULES, SAFE_OPS, OpRules, matching, run_in_region_
+from mp_torch.precision import JOINING_OPS, SAFE_MODULES, SAFE_OPS, STATISTICS, OpRules, matching, run_in_region_
 from mp_torch.ranks import cast_, local, place_of
 from mp_torch.update import OwnUpdater, Updater, updater_for
 
@@ -80,6 +80,7 @@ class Assembly:
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         check_optimizers(self.optimizers, self.names)
         self.kept = self._kept_modules()
+        self.statistics = matching(model, STATISTICS)
         check_dtypes(self.row, self.optimizers, self.names)
         self.sparse = sparse_parameters(model)
         self.updaters = [self._updater(one) for one in self.optimizers]
@@ -180,7 +181,7 @@ class Assembly:
 
     def _kept_parameters(self) -> set[nn.Parameter]:
         modules = dict(self.model.named_modules())
-        return {one for name in self.kept for one in modules[name].parameters()}
+        return {one for name in (*self.kept, *self.statistics) for one in modules[name].parameters()}
 
     def _weight(self, parameter: nn.Parameter, original: torch.Tensor) -> master.Weight:
         name = self.names[parameter]

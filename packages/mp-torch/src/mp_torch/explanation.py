@@ -165,6 +165,8 @@ def _decided(assembly: Assembly, name: str, module: nn.Module) -> tuple[str, str
             return _word(dtype), f"{which}: {pattern}" + (f" (of {outer!r})" if outer != name else "")
     if row.compute is None:
         return "tf32" if row.tf32 else "float32", f"precision={row.name}"
+    if name in assembly.statistics:
+        return "as its inputs", "parameters and statistics in fp32"
     op = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(module).__name__).lower()
     op = re.sub(r"_?loss$", "", op).replace("batch_norm1d", "batch_norm")
     for source, rules in (("op_rules", config.op_rules), ("safe_ops", _safe_rules(assembly))):

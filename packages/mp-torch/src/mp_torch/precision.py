@@ -29,6 +29,7 @@ __all__ = [
     "JOINING_OPS",
     "SAFE_MODULES",
     "SAFE_OPS",
+    "STATISTICS",
     "OpRules",
     "Region",
     "functions_named",
@@ -46,11 +47,11 @@ SAFE_OPS = (
 JOINING_OPS = ("cat", "stack")
 """Functions that autocast refuses when fp16 meets bf16; here the result is wide enough for both."""
 
-SAFE_MODULES = (
-    "re:class .*(BatchNorm|SyncBatchNorm)",
-    "re:class .*(Rotary|RoPE|Positional?Enc|Position.*Embed|Sinusoid)",
-)
-"""Modules that keep fp32: statistics, and positions, which past 256 are not even whole numbers' neighbours in bf16."""
+SAFE_MODULES = ("re:class .*(Rotary|RoPE|Positional?Enc|Position.*Embed|Sinusoid)",)
+"""Modules that compute in fp32: positions, which past 256 are not even told from their neighbours in bf16."""
+
+STATISTICS = ("re:class .*BatchNorm",)
+"""Modules whose parameters stay in fp32 beside their statistics; the kernels take 16-bit inputs and add up in fp32."""
 
 _HOMES = (torch, torch.nn.functional, torch.Tensor, torch.special, torch.linalg)
 

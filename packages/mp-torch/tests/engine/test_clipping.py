@@ -19,9 +19,13 @@ FLOATS = hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32,
 @given(st.lists(FLOATS, max_size=5))
 def test_exact_squares_and_their_root_are_the_references(arrays):
     sums = clipping.exact_squares([torch.from_numpy(one) for one in arrays])
-    norm = clipping.rounded_norm(clipping.fold(sums)).item()
-    assert norm == reference.gradient_norm(arrays)
-    assert norm == clipping.host_norm(clipping.fold(sums).item(), 2.0)
+    expected = reference.gradient_norm(arrays)
+    assert clipping.host_norm(clipping.fold(sums).item(), 2.0) == expected
+    there = clipping.rounded_norm(clipping.fold(sums)).item()
+    if expected <= np.finfo(np.float32).max:
+        assert there == expected
+    else:  # past fp32 torch's float64 root may be one ulp off on a CPU, which never takes this way
+        assert there == pytest.approx(expected, rel=2.0**-52)
 
 
 @given(st.floats(min_value=0.0, allow_nan=False))

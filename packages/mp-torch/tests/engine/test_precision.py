@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from mp_torch import AmpConfigError, AmpEngine, AmpStateError
+from mp_torch import AmpConfigError, AmpEngine, AmpStateError, LossScale
 from mp_torch.devices import device_named
 from mp_torch.devices.cuda import CUDADevice
 from mp_torch.precision import OpRules, functions_named
@@ -76,6 +76,22 @@ def test_a_kept_module_keeps_fp32_parameters_in_a_true_precision(precision):
     assert model.norm.weight.dtype == torch.float32
     assert model.first.weight.dtype == engine.assembly.row.parameter
     assert seen(engine, model)["norm"] == torch.float32
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed", "bf16-true", "fp16-true"])
+@pytest.mark.parametrize("settings", [{}, {"safe_ops": False}, {"lower": ["1"]}])
+def test_batch_norm_keeps_fp32_parameters_and_statistics_and_passes_16_bits_on(precision, settings):
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 1))
+    _, engine = engine_of(precision, model, loss_scale=LossScale.off(), **settings)
+    seen = []
+    model[1].register_forward_hook(lambda *call: seen.append(call[-1].dtype))
+    with engine.autocast():
+        loss = model(torch.randn(4, 2, 2, 2)).float().square().mean()
+    engine.backward(loss)
+    assert engine.step().applied
+    assert seen == [engine.assembly.row.compute]
+    assert {one.dtype for one in [*model[1].parameters(), model[1].running_mean]} == {torch.float32}
+    assert model[1].running_mean.abs().sum() > 0
 
 
 def test_a_lowered_module_computes_low_although_a_default_rule_would_keep_it():
@@ -322,7 +338,7 @@ def test_explain_names_the_deciding_rule_of_every_module():
     table = engine.explain()
     assert [(one.compute, one.rule) for one in table.modules] == [
         ("bfloat16", "autocast on cpu: linear"),
-        ("float32", "safe_ops: re:class .*(BatchNorm|SyncBatchNorm)"),
+        ("as its inputs", "parameters and statistics in fp32"),
         ("float32", "safe_ops: layer_norm"),
         ("float32", "safe_ops: softmax"),
         ("bfloat16", "op_rules: gelu"),
