@@ -20,7 +20,13 @@ PROJECTS = {
 }
 MODULES = sorted(ROOT.glob("packages/*/src/**/*.py"))
 
-LONG_MODULES: dict[str, str] = {}  # path under packages/ -> the reason for more than 400 lines
+LONG_MODULES: dict[str, str] = {  # path under packages/ -> the reason for more than 400 lines
+    "mp-conformance/src/mp_conformance/probes.py": "the probes share the matrices that they feed to a device",
+    "mp-reference/src/mp_reference/nn/tensor.py": "one class: the operators of a tensor are its methods",
+    "mp-reference/src/mp_reference/numerics/codec.py": "encoding and decoding read the same tables of codes",
+    "mp-reference/src/mp_reference/numerics/elementary.py": "one table of functions, each with its bound beside it",
+    "mp-reference/src/mp_reference/numerics/exact.py": "the oracle may share no code with any other module",
+}
 LONG_FUNCTIONS: dict[str, str] = {}  # path::name -> the reason for more than 40 lines of code
 
 
@@ -68,7 +74,8 @@ def test_constraints_pin_every_dependency_and_are_sorted() -> None:
             match = re.match(r"[\w-]+", need)
             assert match is not None
             needed.add(match[0].lower().replace("_", "-"))
-    assert {name for name in needed if not name.startswith("mp-")} <= pinned
+    elsewhere = {"jax"}  # an extra subject of the claims, which CI does not ask
+    assert {name for name in needed if not name.startswith("mp-")} <= pinned | elsewhere
 
 
 def public_names() -> list[tuple[str, str]]:

@@ -43,6 +43,9 @@ class Result:
     ``status`` is one of ``kept``, ``broken`` (the claim is false), ``error`` (the subject raised), ``hung`` (it took
     too long), ``gap`` (false, known and dated), ``gap closed`` (a known gap that is none), ``not offered`` and
     ``not reached``.
+
+    >>> Result("format.fp16.facts", "torch", "cpu", "broken").failed
+    True
     """
 
     claim: str
@@ -166,6 +169,10 @@ def ask_all(
         One result a question, in order.
 
     Source: this project.
+
+    >>> from mp_conformance import Run, select, subject_named
+    >>> [result.status for result in ask_all(select("format.fp16.facts"), [subject_named("reference")], Run)]
+    ['kept']
     """
     started = time.perf_counter()
     asked = list(subjects)

@@ -31,6 +31,9 @@ class Run:
         seed: makes every draw repeatable.
         deep: exhaustive claims widen from their default table to all 2**32 float32 inputs.
         shrink: whether a failing input is made small before it is shown.
+
+    >>> Run(examples=50).deep
+    False
     """
 
     examples: int = 200
@@ -94,6 +97,10 @@ class Claim:
         devices: the device types it speaks about.
         producers: the subjects it speaks about; empty means every one.
         exhaustive: whether it enumerates all inputs instead of drawing some.
+
+    >>> from mp_conformance import select
+    >>> select("format.fp16.facts")[0].family
+    'format.facts'
     """
 
     id: str

@@ -80,7 +80,8 @@ class FloatFormat:
                 f"{self.name}: mantissa_bits={self.mantissa_bits} must be 0 where only exponents are stored; "
                 "use specials='ieee' or 'fn' for a format with a fraction"
             )
-        if self.exponent_bits == 1 and (self.specials == "ieee" or (self.specials == "fn" and self.mantissa_bits == 0)):
+        spent = self.specials == "ieee" or (self.specials == "fn" and self.mantissa_bits == 0)
+        if self.exponent_bits == 1 and spent:
             raise ValueError(
                 f"{self.name}: exponent_bits=1 leaves specials={self.specials!r} no normal number, the only field but 0 "
                 "being spent on infinity and NaN; use 2 exponent bits or specials='finite'"

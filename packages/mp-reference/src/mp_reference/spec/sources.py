@@ -53,9 +53,7 @@ ASCEND_950 = "Huawei Connect 2025, keynote of E. Xu (18 September 2025), Ascend 
 INTEL_AMX = "Intel, Accelerate AI with AMX, product brief (2022): 1024 bf16 and 64 fp32 FLOP a cycle and core"
 AVX512_BF16 = "Intel 64 and IA-32 Architectures Software Developer's Manual, VDPBF16PS"
 APPLE_METAL = "Apple, Metal Shading Language Specification 3.1 (2023), 2.1 scalar types: half and bfloat"
-ZERO = (
-    "Rajbhandari et al., ZeRO: Memory Optimizations, arXiv 1910.02054 (2020)"
-)
+ZERO = "Rajbhandari et al., ZeRO: Memory Optimizations, arXiv 1910.02054 (2020)"
 MIXED_PRECISION = "Micikevicius et al., Mixed Precision Training, arXiv 1710.03740 (2018)"
 BF16_STUDY = "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, arXiv 1905.12322 (2019)"
 BF16_REVISITED = "Zamirai et al., Revisiting BFloat16 Training, arXiv 2010.06192 (2021)"
