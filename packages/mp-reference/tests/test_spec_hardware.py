@@ -35,6 +35,7 @@ NAMES = {  # as CUDA, ROCm, torch_npu and this project's devices say them
     "AMD Instinct MI210": "MI250",
     "AMD Instinct MI300X": "MI300",
     "AMD Instinct MI325X": "MI300",
+    "Intel(R) Data Center GPU Max 1550": "Intel Max 1550",
     "Ascend910A": "Ascend 910A",
     "Ascend910ProB": "Ascend 910A",
     "Ascend910PremiumA": "Ascend 910A",
@@ -96,7 +97,7 @@ def test_every_row_names_known_formats_and_precisions_and_its_source(row: Hardwa
     assert {row.pretrain, row.finetune, row.inference} <= set(STORAGE)
     assert row.why
     assert len(row.source) > 10
-    assert row.device in {"cuda", "npu", "cpu", "mps"}
+    assert row.device in {"cuda", "xpu", "npu", "cpu", "mps"}
     assert not math.isnan(row.bandwidth or 1.0)
     assert row.bandwidth is None or row.bandwidth > 0
 

@@ -19,7 +19,7 @@ class Hardware:
 
     Args:
         name: what people call it.
-        device: the type that torch gives it: ``"cuda"``, ``"npu"``, ``"cpu"`` or ``"mps"``.
+        device: the type that torch gives it: ``"cuda"``, ``"xpu"``, ``"npu"``, ``"cpu"`` or ``"mps"``.
         pattern: regular expression that finds its driver's device names, whatever their case.
         throughput: native formats of matrix products, each with its dense peak rate; ``None`` where none is published.
         rate_unit: unit of ``throughput``; only ratios within a row mean anything where it is not TFLOP/s.
@@ -161,6 +161,11 @@ _ROWS = (
         },
         bandwidth=5325.0,
         pretrain="bf16-mixed", finetune="bf16-mixed", inference="bf16-true", why=_BF16, source=sources.AMD_CDNA3,
+    ),
+    Hardware(
+        name="Intel Max 1550", device="xpu", pattern=r"Data Center GPU Max",
+        throughput={"fp32": 52.4, "tf32": 419.0, "fp16": 839.0, "bf16": 839.0}, bandwidth=3277.0,
+        pretrain="bf16-mixed", finetune="bf16-mixed", inference="bf16-true", why=_BF16, source=sources.INTEL_MAX,
     ),
     Hardware(
         name="Ascend 910A", device="npu", pattern=r"Ascend910(Premium|Pro)?[AB]$", overflow="saturate",

@@ -50,6 +50,7 @@ ASCEND_910 = "Liao et al., DaVinci: A Scalable Architecture for Neural Network C
 ASCEND_OVERFLOW = "CANN commercial 8.0, environment variable INF_NAN_MODE_ENABLE; torch_npu 2.13, npu/utils.py"
 CLOUDMATRIX = "Zuo et al., Serving Large Language Models on Huawei CloudMatrix384, arXiv 2506.12708 (2025), one die"
 ASCEND_950 = "Huawei Connect 2025, keynote of E. Xu (18 September 2025), Ascend 950PR"
+INTEL_MAX = "Intel Data Center GPU Max Series, product brief and Xe HPC architecture (2023), Max 1550"
 INTEL_AMX = "Intel, Accelerate AI with AMX, product brief (2022): 1024 bf16 and 64 fp32 FLOP a cycle and core"
 AVX512_BF16 = "Intel 64 and IA-32 Architectures Software Developer's Manual, VDPBF16PS"
 APPLE_METAL = "Apple, Metal Shading Language Specification 3.1 (2023), 2.1 scalar types: half and bfloat"
