@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
+import warnings
 from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,7 @@ class OpRules(TorchFunctionMode):
         super().__init__()
         self.rules = dict(rules)
         self.alone = alone
+        self.warned = False
         self.table = {function: rule for name, rule in rules.items() for function in functions_named(name)}
         self.device_type = device_type
         self.lower = lower
@@ -116,6 +118,8 @@ class OpRules(TorchFunctionMode):
                 with self:
                     return run_backward(*args, **(kwargs or {}))
             return func(*args, **(kwargs or {}))
+        if not (self.warned or torch.compiler.is_compiling()):
+            self._warn_of_inner_autocast()
         dtype = self._dtype(rule, args)
         if self.alone:
             with torch._C.DisableTorchFunction():  # noqa: SLF001  # torch gives it no public name
@@ -126,6 +130,16 @@ class OpRules(TorchFunctionMode):
         """Made anew from its arguments, since functions of torch have no place in a pickle."""
         again = functools.partial(OpRules, device_type=self.device_type, lower=self.lower, alone=self.alone)
         return again, (self.rules,)
+
+    def _warn_of_inner_autocast(self) -> None:
+        inner = torch.get_autocast_dtype(self.device_type)
+        if torch.is_autocast_enabled(self.device_type) and inner != self.lower:
+            self.warned = True
+            warnings.warn(
+                f"torch.autocast of {inner} inside engine.autocast() of {self.lower}: within it {inner} holds, but for "
+                "functions and modules that the engine's rules name",
+                stacklevel=4,
+            )
 
     def _dtype(self, rule: str, args: tuple[Any, ...]) -> torch.dtype:
         if rule == "fp32":

@@ -263,6 +263,19 @@ def test_modules_with_regions_survive_copying_and_pickling_with_their_rules():
         assert model.first.weight.abs().sum() > 0
 
 
+def test_an_inner_autocast_of_another_dtype_holds_within_itself_and_is_warned_of_once():
+    model, engine = engine_of()
+    with engine.autocast(), torch.autocast("cpu", torch.float16):
+        assert model.first(torch.ones(1, 8)).dtype == torch.float16
+        with pytest.warns(
+            UserWarning, match=r"torch.autocast of torch.float16 inside engine.autocast\(\) of torch.bfloat16"
+        ):
+            assert functional.softmax(torch.ones(2, dtype=torch.float16), -1).dtype == torch.float32
+        functional.softmax(torch.ones(2), -1)
+    with engine.autocast(), torch.autocast("cpu", enabled=False):
+        assert functional.softmax(torch.ones(2), -1).dtype == torch.float32
+
+
 def test_rules_nest_and_end_with_their_block():
     with OpRules({"exp": "fp32"}, device_type="cpu", lower=LOW):
         assert torch.exp(torch.ones(1, dtype=LOW)).dtype == torch.float32
