@@ -103,7 +103,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Do the types hold under ``mypy --strict``?"""
-    install(session, *EVERYTHING, "mypy", "nox", "pytest")
+    install(session, *EVERYTHING, "mypy", "nox", "pytest", "import-linter")
     session.run("mypy", *session.posargs)
 
 

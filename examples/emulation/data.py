@@ -27,7 +27,7 @@ def bytes_of_python(steps: int, *, length: int = 64, batch: int = 16) -> Batches
 
 def digits(steps: int, *, batch: int = 64) -> Batches:
     """The 1,797 handwritten digits that scikit-learn ships, 8 x 8 grey values from 0 to 1."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     pixels = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16.0

@@ -83,8 +83,8 @@ class FloatFormat:
         spent = self.specials == "ieee" or (self.specials == "fn" and self.mantissa_bits == 0)
         if self.exponent_bits == 1 and spent:
             raise ValueError(
-                f"{self.name}: exponent_bits=1 leaves specials={self.specials!r} no normal number, the only field but 0 "
-                "being spent on infinity and NaN; use 2 exponent bits or specials='finite'"
+                f"{self.name}: exponent_bits=1 leaves specials={self.specials!r} no normal number, the only field "
+                "but 0 being spent on infinity and NaN; use 2 exponent bits or specials='finite'"
             )
         if self.bias == -1:
             object.__setattr__(self, "bias", 2 ** (self.exponent_bits - 1) - 1)
