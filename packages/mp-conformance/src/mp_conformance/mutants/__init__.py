@@ -56,8 +56,9 @@ def catchers(mutant: Mutant, examples: int = 200, seed: int = 0) -> list[str]:
 
     Source: this project.
     """
-    subject, found = MutantSubject(mutant), []
-    for claim in registered():
-        if claim.concerns(subject) and ask(claim, subject, Run(examples, seed, shrink=False)).status == "broken":
-            found.append(claim.id)
-    return found
+    subject = MutantSubject(mutant)
+    return [
+        claim.id
+        for claim in registered()
+        if claim.concerns(subject) and ask(claim, subject, Run(examples, seed, shrink=False)).status == "broken"
+    ]

@@ -93,8 +93,6 @@ def _half_away(steps: Array) -> Array:
     return np.asarray(np.trunc(steps + np.copysign(0.5, steps)))
 
 
-
-
 def _no_saturation_of_infinity(x: Array, to: str, overflow: str = "ieee", **options: Any) -> Array:
     saturated = _HONEST.perform("cast", x, to=to, overflow=overflow, **options)
     plain = _HONEST.perform("cast", x, to=to, **options)
@@ -197,7 +195,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _cast("zero-overflows", "toward-zero overflows to infinity", _changed(
         lambda x, r, fmt: np.where(np.abs(x) >= 2 * fmt.max, np.copysign(np.inf, x), r.astype(np.float64))
         .astype(r.dtype)), "rounding.toward-zero.fp16"),
-    _cast("saturation-ignored", "overflow='saturate' is ignored", _ignores("overflow"), "rounding.saturate.float8_e5m2"),
+    _cast("saturation-ignored", "overflow='saturate' is ignored", _ignores("overflow"),
+          "rounding.saturate.float8_e5m2"),
     _cast("infinity-not-saturated", "saturation leaves infinities alone", _no_saturation_of_infinity,
           "rounding.saturate.fp16"),
     _cast("flush-ignored", "subnormals=False is ignored", _ignores("subnormals"), "rounding.flush.fp16"),
@@ -223,4 +222,3 @@ MUTANTS: tuple[Mutant, ...] = (
                 "arithmetic.add.toward-positive.fp16"),
 )  # fmt: skip
 """Faults below one operation."""
-

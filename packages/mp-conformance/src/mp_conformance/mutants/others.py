@@ -132,7 +132,7 @@ def _unfused_product(a: Array, b: Array, accumulator: Any) -> Array:
 
 
 def _exp_by_parts(x: Array, function: str, layout: str = "contiguous") -> Array:
-    """exp as the square of exp(x / 2), each rounded."""
+    """Exp as the square of exp(x / 2), each rounded."""
     if function != "exp":
         return np.asarray(_HONEST.perform("elementary", x, function=function, layout=layout))
     half = _HONEST.perform("elementary", (x.astype(np.float32) / 2).astype(x.dtype), function="exp")

@@ -76,15 +76,14 @@ def _tracker_runs_on(rule: LossScale, old: LossScaleState, new: LossScaleState, 
 
 
 def _scale_row(word: str, sentence: str, fault: Callable[..., Any], caught_by: str = "loss-scale.machine") -> Mutant:
-    return Mutant(
-        id=f"loss-scale.{word}", sentence=sentence, operation="loss_scale", fault=fault, caught_by=caught_by
-    )
+    return Mutant(id=f"loss-scale.{word}", sentence=sentence, operation="loss_scale", fault=fault, caught_by=caught_by)
 
 
 MUTANTS: tuple[Mutant, ...] = (
     _scale_row("late-growth", "the scale grows one good step late", _with(
         lambda s: s | {"growth_interval": s["growth_interval"] + 1}), "loss-scale.trace.torch.A"),
-    _scale_row("no-floor", "the floor is ignored", _with(lambda s: s | {"min_scale": 0.0}), "loss-scale.trace.megatron.B"),
+    _scale_row("no-floor", "the floor is ignored", _with(lambda s: s | {"min_scale": 0.0}),
+               "loss-scale.trace.megatron.B"),
     _scale_row("no-ceiling", "the ceiling is ignored", _with(
         lambda s: s | {"max_scale": float("inf"), "carried": "float64"})),
     _scale_row("no-hysteresis", "the first overflow shrinks the scale at once", _with(lambda s: s | {"hysteresis": 1}),
@@ -104,7 +103,8 @@ MUTANTS: tuple[Mutant, ...] = (
                "loss-scale.trace.npu_static.A"),
     _scale_row("skip-limit-late", "one skip too many is allowed", _with(
         lambda s: s | ({"skip_limit": s["skip_limit"] + 1} if s.get("skip_limit") else {}))),
-    _scale_row("floor-does-not-raise", "an overflow at the floor is no error", _with(lambda s: s | {"on_floor": "keep"}),
+    _scale_row("floor-does-not-raise", "an overflow at the floor is no error",
+               _with(lambda s: s | {"on_floor": "keep"}),
                "loss-scale.trace.ds_h1.B"),
     _scale_row("one-counting-rule", "every preset counts as torch does", _with(lambda s: s | {"counting": "n-good"}),
                "loss-scale.trace.flax.A"),

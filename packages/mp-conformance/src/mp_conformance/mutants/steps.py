@@ -157,7 +157,8 @@ def _row(word: str, sentence: str, steps: _Steps, caught_by: str) -> Mutant:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    _row("scale-first", "the scale moves before the gradients are unscaled", _Steps(scale_first=True), "step.fp16-mixed"),
+    _row("scale-first", "the scale moves before the gradients are unscaled", _Steps(scale_first=True),
+         "step.fp16-mixed"),
     _row("scaled-check", "the finite check looks at the scaled gradient", _Steps(
         finite=lambda total, unscaled: all(bool(np.isfinite(g).all()) for g in total)), "step.tiny-scale"),
     _row("no-nan-check", "only infinities count as not finite", _Steps(

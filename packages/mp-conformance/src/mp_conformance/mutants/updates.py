@@ -98,13 +98,15 @@ def _adam(
 
 
 def _fused_sgd(parameters: Any, gradients: Any, kind: str, settings: Mapping[str, Any]) -> Any:
-    """w - lr * g with one rounding, as a compiler that contracts would have it."""
+    """W - lr * g with one rounding, as a compiler that contracts would have it."""
     if set(settings) != {"lr"}:
         return reference_training.optimizer(parameters, gradients, kind=kind, settings=settings)
     now, trail = list(parameters), []
     lr = float(np.float32(settings["lr"]))
     for row in gradients:
-        now = [(w.astype(np.float64) - lr * g.astype(np.float64)).astype(np.float32) for w, g in zip(now, row, strict=True)]
+        now = [
+            (w.astype(np.float64) - lr * g.astype(np.float64)).astype(np.float32) for w, g in zip(now, row, strict=True)
+        ]
         trail.append(now)
     return trail
 
