@@ -211,3 +211,22 @@ def test_narrow_values_are_shown_with_the_digits_of_their_width() -> None:
     assert shown(np.array(0.5, ml_dtypes.float8_e4m3fn)) == "float8_e4m3fn 0x30 (0.5)"
     assert shown(np.float64(2.0)) == "float64 0x4000000000000000 (2.0)"
     assert shown(np.bool_(True)) == "bool True"
+
+
+def test_what_lies_exactly_at_the_allowance_is_kept_and_counted_apart() -> None:
+    expected = np.float16([1.0, 1.0, 1.0])
+    actual = (expected.view(np.uint16) + np.uint16([4, 5, 0])).view(np.float16)
+    with pytest.raises(DisagreementError, match=r"by more than 4 ulp \(1 do\), 5 at most"):
+        assert_within_ulps(actual, expected, 4)
+    one_off = assert_within_ulps(np.float16([1.001]), np.float16([1.0]), 1)
+    assert one_off.worst is not None
+    assert one_off.worst.distance == 1.0
+    at_bound = assert_within_bound(np.float32([2.0, 1.9375]), np.array([1.0, 1.0]), np.array([1.0, 1.0]))
+    assert at_bound.histogram == {"1.0": 1, "0.9": 1}
+
+
+def test_of_two_equally_bad_values_the_first_is_kept() -> None:
+    tally = Tally(1, worst=Worst(1.0, "first", "b", "c"))
+    tally.add(Tally(1, worst=Worst(1.0, "second", "y", "z")))
+    assert tally.worst is not None
+    assert tally.worst.inputs == "first"
