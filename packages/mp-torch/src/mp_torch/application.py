@@ -103,7 +103,7 @@ def _clipped(assembly: Assembly, ranks: Ranks, gradients: list[Gradient], step: 
     for one in gradients:
         coefficient = step.decision.coefficients[one.part.clip_set]
         scaled = one.scaled and _folds(coefficient, divisor)
-        value = one.value if scaled == one.scaled else one.value / one.value.new_tensor(divisor)
+        value = one.value if scaled == one.scaled else one.value / one.value.new_full((), divisor)
         value = value if scaled or _is_one(coefficient) else value * coefficient
         value = value if limit is None else value.clamp(-limit, limit)
         clipped.append(one if value is one.value else replace(one, value=value, scaled=scaled))
@@ -130,7 +130,7 @@ def _folded_scale(decision: Decision, one: Gradient, divisor: float) -> Tensor |
         return None
     coefficient = decision.coefficients[one.part.clip_set]
     if isinstance(coefficient, torch.Tensor):
-        return (divisor / coefficient).clamp(max=torch.finfo(torch.float32).max)
+        return (torch.full_like(coefficient, divisor) / coefficient).clamp(max=torch.finfo(torch.float32).max)
     folded = divisor if coefficient is None else fp32(divisor / coefficient)
     return None if folded == 1.0 else torch.full((), folded, dtype=torch.float32, device=one.value.device)
 

@@ -208,7 +208,7 @@ def rounded_norm(total: torch.Tensor) -> torch.Tensor:
     """
     wide = total.sqrt()
     root = wide.float()
-    upper = torch.nextafter(root, root.new_tensor(torch.inf)).double()
+    upper = torch.nextafter(root, root.new_full((), torch.inf)).double()
     lower = torch.nextafter(root, root.new_zeros(())).double()
     middle = root.double()
     above, below = (middle + upper) / 2, (lower + middle) / 2
@@ -233,8 +233,8 @@ def clip_coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
     0.49999988079071045
     """
     narrow = norm.float()
-    limit = narrow.new_tensor(max_norm)
-    coefficient = limit / (narrow + narrow.new_tensor(EPSILON))
+    limit = narrow.new_full((), max_norm)
+    coefficient = limit / (narrow + narrow.new_full((), EPSILON))
     wide = (limit.double() / (norm + fp32(EPSILON))).float()
     return torch.where(narrow.isfinite(), coefficient, wide).clamp(max=1.0)
 

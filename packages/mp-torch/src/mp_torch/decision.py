@@ -177,7 +177,7 @@ def _decide_here(
 def _agreed(found: Tensor, active: list[bool], device: Device, ranks: Ranks) -> tuple[Tensor, list[bool]]:
     """One decision for all ranks, and which optimizers have a gradient anywhere; where reading waits, have one here."""
     count = len(active)
-    flags = ranks.any(torch.cat((found, found.new_tensor([float(one) for one in active]))))
+    flags = ranks.any(torch.cat((found, _there([float(one) for one in active], torch.float32, found))))
     return flags[:count], [flag != 0 for flag in flags[count:].tolist()] if device.reads_are_free else active
 
 
@@ -187,27 +187,32 @@ def _sums(gradients: Sequence[Gradient], divisor: float, norm_type: float, exact
     scaled = [one.scaled for one in gradients]
     if norm_type == math.inf:
         sums = clipping.magnitudes(values)
-        unit = sums.new_tensor(divisor)
+        unit = sums.new_full((), divisor)
     elif norm_type != 2.0:
         sums = clipping.power_sums(values, norm_type)
-        unit = sums.new_tensor(divisor) ** norm_type
+        unit = sums.new_full((), divisor) ** norm_type
     else:
         if exact:
             sums = clipping.exact_squares(values)
         else:
             sums = clipping.fast_squares(values, reads_are_free=device.reads_are_free, float64=device.supports_float64)
-        unit = sums.new_tensor(divisor * divisor)
+        unit = sums.new_full((), divisor * divisor)
     if not any(scaled) or divisor == 1.0:
         return sums
-    return sums / unit if all(scaled) else torch.where(sums.new_tensor(scaled, dtype=torch.bool), sums / unit, sums)
+    return sums / unit if all(scaled) else torch.where(_there(scaled, torch.bool, sums), sums / unit, sums)
 
 
 def _survives(gradients: Sequence[Gradient], divisor: float, ranks: Ranks) -> Tensor:
     """Whether dividing by a divisor below 1 leaves every element finite."""
     peaks = clipping.magnitudes([one.value for one in gradients])
     peaks = ranks.tensor_maxima(peaks, [one.part.weight.parameter for one in gradients])
-    divided = peaks / peaks.new_tensor(divisor)
-    return torch.where(peaks.new_tensor([one.scaled for one in gradients], dtype=torch.bool), divided, peaks).isfinite()
+    divided = peaks / peaks.new_full((), divisor)
+    return torch.where(_there([one.scaled for one in gradients], torch.bool, peaks), divided, peaks).isfinite()
+
+
+def _there(values: Sequence[float], dtype: torch.dtype, like: Tensor) -> Tensor:
+    """Numbers of the host beside a tensor, without waiting for its device."""
+    return torch.tensor(values, dtype=dtype).to(like.device, non_blocking=True)
 
 
 def _by_optimizer(gradients: Sequence[Gradient], finite: Tensor, optimizers: int, device: Device) -> Tensor:
@@ -216,13 +221,13 @@ def _by_optimizer(gradients: Sequence[Gradient], finite: Tensor, optimizers: int
     if optimizers == 1:
         return bad.amax().reshape(1) if len(gradients) else torch.zeros(1, device=device.device)
     flags = torch.zeros(optimizers, device=bad.device)
-    places = torch.tensor([one.part.optimizer for one in gradients], dtype=torch.int64, device=bad.device)
+    places = _there([one.part.optimizer for one in gradients], torch.int64, bad)
     return flags.scatter_reduce(0, places, bad, "amax")
 
 
 def _of_stepping(gradients: Sequence[Gradient], sums: Tensor, found: Tensor) -> Tensor:
     """Sums without those of optimizers that must not step: what they hold clips nobody else."""
-    places = torch.tensor([one.part.optimizer for one in gradients], dtype=torch.int64, device=sums.device)
+    places = _there([one.part.optimizer for one in gradients], torch.int64, sums)
     return torch.where(found.to(sums.device)[places] != 0, 0.0, sums)
 
 

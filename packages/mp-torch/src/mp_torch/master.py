@@ -354,7 +354,7 @@ def split(value: Tensor) -> tuple[Tensor, Tensor]:
     >>> high.item(), join(high, low).item()
     (1.0078125, 1.00390625)
     """
-    bits = torch.where(value.isnan(), value.new_tensor(torch.nan), value).view(torch.int32)
+    bits = torch.where(value.isnan(), value.new_full((), torch.nan), value).view(torch.int32)
     low = bits.to(torch.int16)  # keeps the low half
     high = ((bits >> 16) + (low < 0)).to(torch.int16)
     return high.view(torch.bfloat16), low

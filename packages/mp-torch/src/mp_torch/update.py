@@ -220,7 +220,7 @@ class ExactUpdater(Updater):
         if group["amsgrad"]:
             v = _write(moments[2], torch.maximum(moments[2], v), skipped)
         root = v.double().sqrt_().float()
-        denominator = root / root.new_tensor(math.sqrt(1 - beta2**t)) + group["eps"]
+        denominator = root / root.new_full((), math.sqrt(1 - beta2**t)) + group["eps"]
         _write(w, decayed - (m * (lr / (1 - beta1**t))) / denominator, skipped)
 
     def conclude_(self, applied: bool) -> None:
