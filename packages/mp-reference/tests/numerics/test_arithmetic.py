@@ -131,6 +131,18 @@ def test_nearest_even_is_numpys_and_ml_dtypes_arithmetic(dtype):
         assert differing_bits(mp.sqrt(a), np.sqrt(a)) == 0
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_long_results_alone_need_no_repair(dtype):
+    x = np.array([1.0009765625, 1.0029296875], dtype)  # their products have 21 bits, their roots never end
+    for name, operands in [("fma", (x, x[::-1], x)), ("rsqrt", (x,)), ("mul", (x, x[::-1])), ("div", (x, x[::-1]))]:
+        got = getattr(arithmetic, name)(*operands, rounding="toward-zero")
+        fmt = mp.FP32 if dtype == np.float32 else mp.FP16
+        assert differing_bits(got, oracle(name, fmt, "toward-zero", operands)) == 0
+    irrational = np.sqrt(np.array([2.0, 3.0], dtype))
+    added = arithmetic.add(irrational, dtype(1e-3), rounding="toward-positive")
+    assert (added > irrational).all()
+
+
 def test_a_few_short_results_among_many_long_ones_are_found():
     rng = np.random.default_rng(6)
     a, b = rng.uniform(1, 2, (2, 2000)).astype(np.float32)

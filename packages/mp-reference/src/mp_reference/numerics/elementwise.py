@@ -12,7 +12,7 @@ from mp_reference.numerics.odd import ODD
 from mp_reference.numerics.rounding import check_rounding
 from mp_reference.numerics.rounding_kernels import kernel_for
 from mp_reference.numerics.workspace import CHUNK, borrowed
-from mp_reference.spec.formats import BF16, FP32
+from mp_reference.spec.formats import BF16, FP16, FP32
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["chunks_of", "once", "operands_of"]
 
+_ONCE_IN_LIBRARIES = (FP32, FP16, BF16)  # NumPy and ml_dtypes compute these through float32, which is innocuous
 _UFUNCS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}
 
 
@@ -80,7 +81,7 @@ def once(name: str, rounding: Rounding, *arrays: ArrayLike) -> NDArray[Any]:
         raise ValueError(f"{name} has no random bits; compute in float32 and use mp.round_to(..., 'stochastic')")
     check_rounding(rounding)
     fmt, values = operands_of(name, *arrays)
-    if fmt in (FP32, BF16) and rounding == "nearest-even" and name in _UFUNCS:  # exact in NumPy and ml_dtypes
+    if fmt in _ONCE_IN_LIBRARIES and rounding == "nearest-even" and name in _UFUNCS:
         with np.errstate(all="ignore"):
             return np.asarray(_UFUNCS[name](*values))
     out = np.empty(np.broadcast_shapes(*(value.shape for value in values)), fmt.dtype)

@@ -250,6 +250,11 @@ def _run(
     kernel: Kernel, x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, width: int
 ) -> None:
     """Walk over the array in chunks that stay in the cache, whatever the strides."""
+    plain = bits is None and x.dtype == out.dtype and x.flags.c_contiguous and out.flags.c_contiguous
+    if plain and x.size <= CHUNK and (x is out or not np.may_share_memory(x, out)):
+        with np.errstate(all="ignore"), borrowed(out.dtype) as work:
+            kernel(x.reshape(-1), out.reshape(-1), work, None, width)
+        return
     operands, dtypes = [x, out], [out.dtype, out.dtype]
     kinds: Any = [["readonly", "overlap_assume_elementwise"], ["writeonly", "overlap_assume_elementwise"]]
     if isinstance(bits, np.ndarray):
