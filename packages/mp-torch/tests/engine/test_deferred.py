@@ -184,3 +184,43 @@ def test_weights_and_16_bit_losses_scale_on_the_device_as_on_the_host():
         results.append((engine.gradients()["0.weight"].clone(), engine.divisor))
     assert torch.equal(results[0][0], results[1][0])
     assert results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize("skip", ["all", "each"])
+@pytest.mark.parametrize("scale", [256.0, 2.0**-20])
+def test_several_optimizers_decide_on_the_device_as_on_the_host(skip, scale):
+    results = []
+    for deferred in (False, True):
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(3, 2)})
+        optimizers = [
+            torch.optim.SGD(model["a"].parameters(), lr=0.1),
+            torch.optim.AdamW(model["b"].parameters(), lr=0.1),
+        ]
+        options = {"skip": skip, "loss_scale": LossScale.static(scale), "max_grad_norm": 0.05}
+        if deferred:
+            with pretending():
+                engine = AmpEngine(model, optimizers, "fp16-mixed", update="exact", **options)
+        else:
+            engine = AmpEngine(model, optimizers, "fp16-mixed", update="exact", **options)
+        seen = []
+        for factor in (1.0, math.inf, 1.0):
+            engine.backward([model["a"].weight.sum() * factor, model["b"].weight.square().sum()])
+            report = engine.step()
+            seen.append((report.applied, report.skipped, [one.applied for one in report.optimizers], report.clip_coef))
+        results.append((seen, [one.detach().clone() for one in model.parameters()]))
+    assert results[0][0] == results[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
+def test_an_overflow_by_unscaling_is_seen_beside_an_optimizer_that_steps_by_itself():
+    model = nn.ParameterDict({"a": torch.ones(2), "b": torch.ones(2)})
+    optimizers = [torch.optim.SGD([model["a"]], lr=0.1), torch.optim.RMSprop([model["b"]], lr=0.1)]
+    engine = AmpEngine(model, optimizers, "fp32", loss_scale=LossScale.static(2.0**-20), norm_type=3.0)
+    engine.backward(model["a"].sum() + model["b"].sum())
+    assert engine.step().applied
+    engine.backward(model["a"].sum() + model["b"].sum())
+    model["a"].grad = torch.tensor([1e36, 0.0])
+    report = engine.step()
+    assert report.skipped
+    assert report.first_nonfinite == "a"
