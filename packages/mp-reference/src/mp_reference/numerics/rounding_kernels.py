@@ -61,7 +61,7 @@ def kernel_for(
         lowest, highest = fmt.min_exponent - fmt.mantissa_bits, max(fmt.max_exponent + 1, fmt.mantissa_bits)
         if lowest < -126 or highest > 126 or fmt.mantissa_bits - fmt.min_exponent > 127:
             return WidenedKernel(fmt, rounding, overflow, flush, carrier)
-    if rounding == "nearest-even" and fmt.has_zero and NearestKernel.suits(fmt, carrier):
+    if rounding.startswith("nearest") and fmt.has_zero and NearestKernel.suits(fmt, carrier):
         return NearestKernel(fmt, rounding, overflow, flush, carrier)
     kind = StochasticKernel if rounding == "stochastic" and fmt.has_zero else ScaledKernel
     return kind(fmt, rounding, overflow, flush, carrier)
@@ -168,7 +168,11 @@ class ScaledKernel(Kernel):
 
 
 class NearestKernel(ScaledKernel):
-    """To nearest even without scaling: adding and subtracting 1.5 * 2**k leaves ``x`` rounded at the unit of 2**k."""
+    """To nearest without scaling: adding and subtracting 1.5 * 2**k leaves ``x`` rounded at the unit of 2**k.
+
+    That rounds ties to even. With its last bit set a number is no tie any more, and on the same side of every other
+    one: so ties go away from zero.
+    """
 
     @staticmethod
     def suits(fmt: FloatFormat, carrier: str) -> bool:
@@ -176,24 +180,37 @@ class NearestKernel(ScaledKernel):
         dropped = _STORED_BITS[carrier] - fmt.mantissa_bits
         return dropped > 1 and fmt.max_exponent + dropped + 2 < _BIAS[carrier]
 
+    def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: str, carrier: str) -> None:
+        super().__init__(fmt, rounding, overflow, flush, carrier)
+        self.above = self.real(1.5 * 2.0 ** (self.stored_bits - fmt.mantissa_bits))
+        self.may_vanish = self.real(fmt.min_subnormal / 2).view(self.unsigned)
+        self.sign_bit = self.unsigned(1 << (8 * np.dtype(carrier).itemsize - 1))
+
     def round(
         self, x: NDArray[Any], out: NDArray[Any], work: Workspace, random: NDArray[Any] | None, width: int
     ) -> None:
-        """Round by adding; where a result is zero, its sign is that of ``x``."""
-        del random, width
-        anchor, rounded = work.power, work.scaled if np.may_share_memory(x, out) else out
-        fields = anchor.view(self.unsigned)
-        np.bitwise_and(x.view(self.unsigned), self.exponent_mask, out=fields)
+        """Round by adding; where a result may be zero, give it the sign of ``x``."""
+        unsigned, anchor = self.unsigned, work.power
+        rounded = work.scaled if np.may_share_memory(x, out) else out
+        fields = anchor.view(unsigned)
+        np.bitwise_and(x.view(unsigned), self.exponent_mask, out=fields)
         near_max = x.size > 0 and fields.max() >= self.top_binade
+        near_zero = x.size > 0 and fields.min() <= self.may_vanish
+        summand = x
+        if self.rounding == "nearest-away":
+            if near_max:  # infinity must not get its last bit set
+                super().round(x, out, work, random, width)
+                return
+            summand = work.carried
+            np.bitwise_or(x.view(unsigned), unsigned(1), out=summand.view(unsigned))
         np.clip(anchor, self.min_normal, self.highest, out=anchor)
-        np.multiply(anchor, self.real(1.5 * 2.0 ** (self.stored_bits - self.fmt.mantissa_bits)), out=anchor)
-        np.add(x, anchor, out=rounded)
+        np.multiply(anchor, self.above, out=anchor)
+        np.add(summand, anchor, out=rounded)
         np.subtract(rounded, anchor, out=rounded)
-        np.equal(rounded, 0, out=work.mask)
-        if work.mask.any():
-            sign = work.scale.view(self.unsigned)
-            np.bitwise_and(x.view(self.unsigned), self.unsigned(1 << (8 * x.dtype.itemsize - 1)), out=sign)
-            np.bitwise_or(rounded.view(self.unsigned), sign, out=out.view(self.unsigned))
+        if near_zero:
+            sign = work.scale.view(unsigned)
+            np.bitwise_and(x.view(unsigned), self.sign_bit, out=sign)
+            np.bitwise_or(rounded.view(unsigned), sign, out=out.view(unsigned))
         elif rounded is not out:
             np.copyto(out, rounded)
         if near_max:
