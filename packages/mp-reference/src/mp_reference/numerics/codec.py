@@ -241,7 +241,12 @@ def encoder_for(fmt: FloatFormat, rounding: str, overflow: str = "ieee", flush: 
 
 
 class _HalfEncoder:
-    """float32 to fp16: adding 2**13 ulps leaves the rounded steps in the low bits, ties to even."""
+    """float32 to fp16: adding 2**13 times the power of two leaves the rounded steps in the low bits, ties to even.
+
+    With e the exponent, the code is ``steps + ((e + 14) << 10)``, where a normal number has 1024 steps or more. The
+    field ``e + 127`` shifted to bit 10 is 113 << 10 too large; 15 * 1024 steps more make that a multiple of 2**16,
+    which narrowing drops. Hence the factor 2**13 + 15.
+    """
 
     def __init__(self, rounding: str, overflow: str, flush: Any) -> None:
         nearest = rounding == "nearest-even" and overflow == "ieee" and not flush
@@ -249,27 +254,31 @@ class _HalfEncoder:
 
     def __call__(self, x: NDArray[np.float32], out: NDArray[np.uint16], work: Workspace) -> None:
         """Write the codes of ``x`` into ``out``."""
-        steps, fields = work.scale, work.power
         if self.before is not None:
             self.before(x, work.carried, work, None, 0)
             x = work.carried
-        pattern, codes = x.view(np.uint32), work.scaled.view(np.uint32)
-        np.bitwise_and(pattern, np.uint32(0x7F800000), out=fields.view(np.uint32))
-        special = x.size > 0 and fields.max() >= 65536.0
-        np.clip(fields, np.float32(2.0**-14), np.float32(2.0**15), out=fields)
-        np.right_shift(fields.view(np.uint32), np.uint32(13), out=codes)  # (exponent + 127) << 10
-        # 2**13 of the power makes its ulp the fp16 ulp; 15 more are the 15 - 1 + ... that rebias: -113 << 10, mod 2**16
-        np.multiply(fields, np.float32(8192 + 15), out=fields)
-        np.abs(x, out=steps)
-        np.add(steps, fields, out=steps)
-        np.add(codes, steps.view(np.uint32), out=codes)  # above bit 15 lies what the narrowing drops
-        sign = steps.view(np.uint32)
-        np.right_shift(pattern, np.uint32(16), out=sign)
-        np.bitwise_and(sign, np.uint32(0x8000), out=sign)
-        np.bitwise_or(codes, sign, out=codes)
+        magnitude, power, codes = work.scale, work.power, work.scaled.view(np.uint32)
+        pattern, fields = x.view(np.uint32), power.view(np.uint32)
+        np.abs(x, out=magnitude)
+        largest, least = (magnitude.max(), magnitude.min()) if x.size else (1.0, 1.0)
+        if least >= 2.0**-14 and largest < 65536.0:  # the power keeps the sign, and so does the sum
+            np.bitwise_and(pattern, np.uint32(0xFF800000), out=fields)
+            np.right_shift(fields, np.uint32(13), out=codes)
+            np.multiply(power, np.float32(8192 + 15), out=power)
+            np.add(x, power, out=power)
+        else:
+            np.bitwise_and(pattern, np.uint32(0x7F800000), out=fields)
+            np.clip(power, np.float32(2.0**-14), np.float32(2.0**15), out=power)
+            np.right_shift(fields, np.uint32(13), out=codes)
+            np.multiply(power, np.float32(8192 + 15), out=power)
+            np.add(magnitude, power, out=power)
+        np.add(codes, fields, out=codes)
+        np.right_shift(pattern, np.uint32(16), out=fields)
+        np.bitwise_and(fields, np.uint32(0x8000), out=fields)
+        np.bitwise_or(codes, fields, out=codes)
         np.copyto(out, codes, casting="unsafe")
-        if special:
-            where = np.flatnonzero(~(np.abs(x) < 65536.0))
+        if not largest < 65536.0:
+            where = np.flatnonzero(~(magnitude < 65536.0))
             infinite = np.where(np.isnan(x[where]), 0x7E00, 0x7C00)
             out[where] = infinite | (pattern[where] >> 16 & 0x8000)
 

@@ -250,10 +250,14 @@ def _run(
     kernel: Kernel, x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, width: int
 ) -> None:
     """Walk over the array in chunks that stay in the cache, whatever the strides."""
-    plain = bits is None and x.dtype == out.dtype and x.flags.c_contiguous and out.flags.c_contiguous
+    given = bits if isinstance(bits, np.ndarray) else x
+    plain = (
+        all(each.flags.c_contiguous and each.shape == out.shape for each in (x, out, given)) and x.dtype == out.dtype
+    )
     if plain and x.size <= CHUNK and (x is out or not np.may_share_memory(x, out)):
+        random = given.reshape(-1) if given is bits else _drawn(bits, x.size)
         with np.errstate(all="ignore"), borrowed(out.dtype) as work:
-            kernel(x.reshape(-1), out.reshape(-1), work, None, width)
+            kernel(x.reshape(-1), out.reshape(-1), work, random, width)
         return
     operands, dtypes = [x, out], [out.dtype, out.dtype]
     kinds: Any = [["readonly", "overlap_assume_elementwise"], ["writeonly", "overlap_assume_elementwise"]]
@@ -266,7 +270,10 @@ def _run(
     with walk, np.errstate(all="ignore"), borrowed(out.dtype) as work:
         for chunks in walk:
             source, target, *drawn = chunks
-            random = drawn[0] if drawn else None
-            if isinstance(bits, np.random.Generator):
-                random = np.frombuffer(bits.bytes(4 * source.size), np.uint32)
+            random = drawn[0] if drawn else _drawn(bits, source.size)
             kernel(source, target, work, random, width)
+
+
+def _drawn(bits: NDArray[Any] | np.random.Generator | None, size: int) -> NDArray[np.uint32] | None:
+    """Bits from a generator, if that is what there is."""
+    return np.frombuffer(bits.bytes(4 * size), np.uint32) if isinstance(bits, np.random.Generator) else None
