@@ -122,7 +122,23 @@ def test_every_install_line_is_one_command_with_the_constraints_in_front() -> No
         ]
 
 
-QUICK = [(page, line) for page, line in shell_lines() if not re.search(r"\bnox\b|pip install|git clone", line)]
+SUITE = re.compile(r"^mp-conformance(?!.*--max-examples)")
+"""The whole suite, which CI asks through nox, or another device's, which needs the device."""
+
+
+def test_every_option_of_the_suite_that_a_page_shows_exists() -> None:
+    program = "from mp_conformance.cli import main; main(['run', '--help'])"
+    helped = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    shown = {option for _, line in shell_lines() if SUITE.search(line) for option in re.findall(r" (--[a-z-]+)", line)}
+    assert shown
+    assert {option for option in shown if option not in helped.stdout} == set()
+
+
+QUICK = [
+    (page, line)
+    for page, line in shell_lines()
+    if not re.search(r"\bnox\b|pip install|git clone", line) and not SUITE.search(line)
+]
 
 
 @pytest.mark.parametrize(("page", "line"), QUICK, ids=[line[:60] for _, line in QUICK])
