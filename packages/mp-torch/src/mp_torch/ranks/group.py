@@ -67,17 +67,19 @@ class GroupRanks:
 
     def tensor_sums(self, sums: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Add what the ranks hold of each logical tensor; a part that several hold counts once. One collective."""
-        self.alarm.agreed = self.sums_tell_all
         sums = sums.to(self.layout.device)  # where there is no gradient they are made anywhere
-        return self._reduced(self.layout.spread(sums, parameters), SUM)[self.layout.places(parameters)]
+        total = self._reduced(self.layout.spread(sums, parameters), SUM)
+        self.alarm.agreed = self.sums_tell_all
+        return total[self.layout.places(parameters)]
 
     def tensor_maxima(self, maxima: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """The largest over each logical tensor; NaN if a part of it is. One collective."""
-        self.alarm.agreed = self.sums_tell_all
         maxima = maxima.to(self.layout.device)
         unknown = maxima.isnan()
         pair = [self.layout.spread(one, parameters) for one in (torch.where(unknown, 0.0, maxima), unknown.to(maxima))]
-        peak, nan = self._reduced(torch.stack(pair), MAX)[:, self.layout.places(parameters)].unbind()
+        agreed = self._reduced(torch.stack(pair), MAX)
+        self.alarm.agreed = self.sums_tell_all
+        peak, nan = agreed[:, self.layout.places(parameters)].unbind()
         return torch.where(nan != 0, torch.nan, peak)
 
     def first_nonfinite(
