@@ -2,73 +2,32 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mp_reference.numerics.codec_kernels import (
+    assembled,
+    code_dtype,
+    decoder_for,
+    disassembled,
+    encoder_for,
+    nan_code,
+)
 from mp_reference.numerics.rounding import check_rounding, flush_of, round_to
-from mp_reference.numerics.rounding_kernels import kernel_for
-from mp_reference.numerics.workspace import CHUNK, Workspace, borrowed
+from mp_reference.numerics.workspace import CHUNK, borrowed
 from mp_reference.spec.formats import BF16, FP16, FP32, FloatFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import ArrayLike, NDArray
 
+    from mp_reference.numerics.codec_kernels import Encoder
     from mp_reference.numerics.rounding import Overflow, RandomBits, Rounding, Subnormals
 
-    Encoder: TypeAlias = Callable[[NDArray[np.float32], NDArray[Any], Workspace], None]
-    Decoder: TypeAlias = Callable[[NDArray[Any], NDArray[np.float32]], None]
-
-__all__ = ["cast", "code_dtype", "decode", "encode", "nan_code"]
-
-
-def code_dtype(fmt: FloatFormat) -> np.dtype[Any]:
-    """The unsigned integers that hold a format's codes.
-
-    Args:
-        fmt: any format.
-
-    Returns:
-        uint8 up to 8 bits, uint16 up to 16, uint32 above.
-
-    Source: this module's choice; the dtypes of NumPy and ml_dtypes have the same widths.
-
-    >>> from mp_reference.spec.formats import E2M1FN
-    >>> code_dtype(E2M1FN)
-    dtype('uint8')
-    """
-    return np.dtype(np.uint8 if fmt.bits <= 8 else np.uint16 if fmt.bits <= 16 else np.uint32)
-
-
-def nan_code(fmt: FloatFormat) -> int:
-    """The code that this project writes for NaN: quiet, positive where there is a choice.
-
-    Args:
-        fmt: a format that has a NaN.
-
-    Returns:
-        The code.
-
-    Raises:
-        ValueError: the format has no NaN.
-
-    Source: IEEE 754-2019, 6.2.1 for ``ieee``; else the only NaN of ``fmt.source``.
-
-    >>> from mp_reference.spec.formats import E4M3FN, FP16
-    >>> hex(nan_code(FP16)), hex(nan_code(E4M3FN))
-    ('0x7e00', '0x7f')
-    """
-    if not fmt.has_nan:
-        raise ValueError(f"{fmt.name} has no NaN; replace NaN first, for example with np.nan_to_num")
-    if fmt.specials == "ieee":
-        field = (1 << fmt.exponent_bits) - 1
-        return field << fmt.mantissa_bits | 1 << (fmt.mantissa_bits - 1)
-    if fmt.specials == "fnuz":
-        return 1 << (fmt.bits - 1)
-    return (1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1
+__all__ = [
+    "cast", "code_dtype", "decode", "decoder_for", "encode", "encode_representable", "encoder_for", "nan_code",
+    "refuse_nan",
+]  # fmt: skip
 
 
 def encode(
@@ -155,7 +114,7 @@ def encode_representable(rounded: NDArray[Any], fmt: FloatFormat) -> NDArray[Any
     pattern = narrow.view(np.uint32)
     if fmt == FP32:
         return pattern.copy()
-    return _assembled(narrow, fmt)
+    return assembled(narrow, fmt)
 
 
 def refuse_nan(values: NDArray[Any], fmt: FloatFormat) -> None:
@@ -180,25 +139,6 @@ def refuse_nan(values: NDArray[Any], fmt: FloatFormat) -> None:
         )
 
 
-def _assembled(values: NDArray[np.float32], fmt: FloatFormat) -> NDArray[Any]:
-    """Put sign, exponent and fraction together, field by field: the plain way, for custom formats."""
-    finite = np.isfinite(values)
-    magnitude = np.where(finite, np.abs(values), 0).astype(np.float64)
-    exponent = np.where(magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, fmt.min_exponent), fmt.min_exponent)
-    steps = np.ldexp(magnitude, fmt.mantissa_bits - exponent).astype(np.int64)  # ulps, the hidden bit among them
-    lowest_field = 0 if fmt.specials == "exponent-only" else 1
-    hidden = 1 << fmt.mantissa_bits
-    code = ((exponent - fmt.min_exponent + lowest_field) << fmt.mantissa_bits) + steps - hidden
-    if fmt.has_inf:
-        code = np.where(np.isinf(values), ((1 << fmt.exponent_bits) - 1) << fmt.mantissa_bits, code)
-    if fmt.signed:
-        code = np.where(np.signbit(values), code | 1 << (fmt.bits - 1), code)
-    if fmt.has_nan:
-        code = np.where(np.isnan(values), nan_code(fmt), code)
-    codes: NDArray[Any] = code.astype(code_dtype(fmt))
-    return codes
-
-
 def _chunked(write: Encoder, x: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Run an encoder over a contiguous array in chunks."""
     out = np.empty(x.shape, dtype)
@@ -208,117 +148,6 @@ def _chunked(write: Encoder, x: NDArray[np.float32], dtype: np.dtype[Any]) -> ND
             part = source[start : start + CHUNK]
             write(part, target[start : start + CHUNK], work.first(part.size))
     return out
-
-
-@lru_cache(maxsize=256)
-def encoder_for(fmt: FloatFormat, rounding: str, overflow: str = "ieee", flush: Any = "") -> Encoder | None:
-    """The function that rounds and encodes a float32 chunk in one go, where there is a fast one.
-
-    Args:
-        fmt: the target format.
-        rounding: one of ``rounding.ROUNDINGS`` but ``stochastic``.
-        overflow: ``ieee`` or ``saturate``.
-        flush: as ``rounding_kernels.kernel_for``.
-
-    Returns:
-        A callable ``(x, out, work)`` on one-dimensional chunks, or None. It does not look for NaN in formats that have
-        none.
-
-    Source: this module.
-
-    >>> out = np.empty(1, np.uint16)
-    >>> encoder_for(FP16, "toward-zero")(np.float32([1.9999999]), out, Workspace(1, np.dtype(np.float32)))
-    >>> hex(out[0])
-    '0x3fff'
-    """
-    if fmt == FP16:
-        return _HalfEncoder(rounding, overflow, flush)
-    if fmt == BF16:
-        return _UpperHalfEncoder(rounding, overflow, flush)
-    if fmt.bits <= 8 and fmt.mantissa_bits <= 5:
-        return _TableEncoder(fmt, rounding, overflow, flush)
-    return None
-
-
-class _HalfEncoder:
-    """float32 to fp16: adding 2**13 times the power of two leaves the rounded steps in the low bits, ties to even.
-
-    With e the exponent, the code is ``steps + ((e + 14) << 10)``, where a normal number has 1024 steps or more. The
-    field ``e + 127`` shifted to bit 10 is 113 << 10 too large; 15 * 1024 steps more make that a multiple of 2**16,
-    which narrowing drops. Hence the factor 2**13 + 15.
-    """
-
-    def __init__(self, rounding: str, overflow: str, flush: Any) -> None:
-        nearest = rounding == "nearest-even" and overflow == "ieee" and not flush
-        self.before = None if nearest else kernel_for(FP16, rounding, overflow, flush, "float32")
-
-    def __call__(self, x: NDArray[np.float32], out: NDArray[np.uint16], work: Workspace) -> None:
-        """Write the codes of ``x`` into ``out``."""
-        if self.before is not None:
-            self.before(x, work.carried, work, None, 0)
-            x = work.carried
-        magnitude, power, codes = work.scale, work.power, work.scaled.view(np.uint32)
-        pattern, fields = x.view(np.uint32), power.view(np.uint32)
-        np.abs(x, out=magnitude)
-        largest, least = (magnitude.max(), magnitude.min()) if x.size else (1.0, 1.0)
-        if least >= 2.0**-14 and largest < 65536.0:  # the power keeps the sign, and so does the sum
-            np.bitwise_and(pattern, np.uint32(0xFF800000), out=fields)
-            np.right_shift(fields, np.uint32(13), out=codes)
-            np.multiply(power, np.float32(8192 + 15), out=power)
-            np.add(x, power, out=power)
-        else:
-            np.bitwise_and(pattern, np.uint32(0x7F800000), out=fields)
-            np.clip(power, np.float32(2.0**-14), np.float32(2.0**15), out=power)
-            np.right_shift(fields, np.uint32(13), out=codes)
-            np.multiply(power, np.float32(8192 + 15), out=power)
-            np.add(magnitude, power, out=power)
-        np.add(codes, fields, out=codes)
-        np.right_shift(pattern, np.uint32(16), out=fields)
-        np.bitwise_and(fields, np.uint32(0x8000), out=fields)
-        np.bitwise_or(codes, fields, out=codes)
-        np.copyto(out, codes, casting="unsafe")
-        if not largest < 65536.0:
-            where = np.flatnonzero(~(magnitude < 65536.0))
-            infinite = np.where(np.isnan(x[where]), 0x7E00, 0x7C00)
-            out[where] = infinite | (pattern[where] >> 16 & 0x8000)
-
-
-class _UpperHalfEncoder:
-    """float32 to bf16: round, then take the upper half of the pattern."""
-
-    def __init__(self, rounding: str, overflow: str, flush: Any) -> None:
-        self.round = kernel_for(BF16, rounding, overflow, flush, "float32")
-
-    def __call__(self, x: NDArray[np.float32], out: NDArray[np.uint16], work: Workspace) -> None:
-        """Write the codes of ``x`` into ``out``."""
-        rounded = work.scale
-        self.round(x, rounded, work, None, 0)
-        pattern = rounded.view(np.uint32)
-        np.right_shift(pattern, np.uint32(16), out=pattern)
-        np.copyto(out, pattern, casting="unsafe")
-
-
-class _TableEncoder:
-    """float32 to at most 8 bits: to odd at 16 bits, which no rounding to 6 bits or fewer can see, then look up."""
-
-    def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: Any) -> None:
-        sixteen = (np.arange(65536, dtype=np.uint32) << 16).view(np.float32)
-        rounded = np.empty_like(sixteen)
-        with np.errstate(all="ignore"):
-            kernel_for(fmt, rounding, overflow, flush, "float32")(
-                sixteen, rounded, Workspace(65536, rounded.dtype), None, 0
-            )
-        self.table = _assembled(rounded, fmt)
-
-    def __call__(self, x: NDArray[np.float32], out: NDArray[np.uint8], work: Workspace) -> None:
-        """Write the codes of ``x`` into ``out``."""
-        pattern, odd = x.view(np.uint32), work.scale.view(np.uint32)
-        np.bitwise_and(pattern, np.uint32(0xFFFF), out=odd)
-        np.add(odd, np.uint32(0xFFFF), out=odd)
-        np.bitwise_or(odd, pattern, out=odd)
-        np.right_shift(odd, np.uint32(16), out=odd)
-        np.copyto(work.index, odd)
-        np.take(self.table, work.index, out=out, mode="clip")
 
 
 def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
@@ -348,7 +177,7 @@ def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
         raise ValueError(f"code {int(given.max()):#x} has more than the {fmt.bits} bits of {fmt.name}; mask it first")
     read = decoder_for(fmt)
     if read is None:
-        return _disassembled(given, fmt)
+        return disassembled(given, fmt)
     given = np.ascontiguousarray(given, code_dtype(fmt)).reshape(given.shape)
     if fmt == BF16:
         with np.errstate(invalid="ignore"):  # signalling NaNs are data
@@ -358,96 +187,6 @@ def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
     for start in range(0, flat.size, 4 * CHUNK):  # no buffer but the output itself
         read(flat[start : start + 4 * CHUNK], target[start : start + 4 * CHUNK])
     return out
-
-
-def decoder_for(fmt: FloatFormat) -> Decoder | None:
-    """The function that decodes a chunk, where there is a fast one.
-
-    Args:
-        fmt: the format.
-
-    Returns:
-        A callable ``(codes, out)`` on one-dimensional contiguous chunks, codes of ``code_dtype(fmt)``, or None.
-
-    Source: this module.
-
-    >>> out = np.empty(1, np.float32)
-    >>> decoder_for(BF16)(np.uint16([0x3F80]), out)
-    >>> out
-    array([1.], dtype=float32)
-    """
-    if fmt == FP16:
-        return _read_half
-    if fmt.exponent_bits == 8 and fmt.bias == 127 and fmt.specials == "ieee":
-        return _UpperBitsDecoder(32 - fmt.bits)
-    return _TableDecoder(fmt) if fmt.bits <= 16 else None
-
-
-def _read_half(codes: NDArray[Any], out: NDArray[np.float32]) -> None:
-    """fp16 to float32: shift the fields into place, then move the bias by a multiplication, subnormals included."""
-    pattern = out.view(np.int32)
-    np.copyto(pattern, codes.view(np.int16))  # the sign spreads into the upper half
-    np.left_shift(pattern, np.int32(13), out=pattern)
-    np.bitwise_and(out.view(np.uint32), np.uint32(0x8FFFE000), out=out.view(np.uint32))
-    np.multiply(out, np.float32(2.0**112), out=out)
-    if out.size and (out.max() >= 65536 or out.min() <= -65536):
-        special = np.abs(out) >= 65536
-        out.view(np.uint32)[special] |= np.uint32(0x7F800000)
-
-
-class _UpperBitsDecoder:
-    """Formats that are the upper bits of float32."""
-
-    def __init__(self, dropped: int) -> None:
-        self.dropped = np.uint32(dropped)
-
-    def __call__(self, codes: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """Shift the codes up."""
-        pattern = out.view(np.uint32)
-        np.copyto(pattern, codes)
-        np.left_shift(pattern, self.dropped, out=pattern)
-
-
-class _TableDecoder:
-    """Formats of at most 16 bits: look up."""
-
-    def __init__(self, fmt: FloatFormat) -> None:
-        self.table = _table_of(fmt)
-
-    def __call__(self, codes: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """Take each code's number."""
-        np.take(self.table, codes, out=out, mode="clip")
-
-
-@lru_cache(maxsize=64)
-def _table_of(fmt: FloatFormat) -> NDArray[np.float32]:
-    """The number of every code."""
-    table = _disassembled(np.arange(1 << fmt.bits, dtype=np.uint32), fmt)
-    table.flags.writeable = False
-    return table
-
-
-def _disassembled(codes: NDArray[Any], fmt: FloatFormat) -> NDArray[np.float32]:
-    """Take sign, exponent and fraction apart, field by field."""
-    code = codes.astype(np.int64)
-    field = code >> fmt.mantissa_bits & ((1 << fmt.exponent_bits) - 1)
-    fraction = code & ((1 << fmt.mantissa_bits) - 1)
-    negative = (code >> (fmt.bits - 1) & 1).astype(bool) if fmt.signed else np.zeros(code.shape, bool)
-    normal = (field > 0) | (fmt.specials == "exponent-only")
-    steps = fraction + np.where(normal, 1 << fmt.mantissa_bits, 0)
-    exponent = np.where(normal, field, 1) - fmt.bias - fmt.mantissa_bits
-    with np.errstate(over="ignore"):  # the all-ones field of an 8-bit exponent, replaced below
-        value = np.ldexp(steps.astype(np.float32), exponent)
-    magnitude = code & ((1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1)
-    if fmt.specials == "ieee":
-        top = field == (1 << fmt.exponent_bits) - 1
-        value = np.where(top, np.where(fraction == 0, np.float32(np.inf), np.float32(np.nan)), value)
-    elif fmt.specials in ("fn", "exponent-only"):
-        value = np.where(magnitude == nan_code(fmt), np.float32(np.nan), value)
-    elif fmt.specials == "fnuz":
-        value = np.where(code == nan_code(fmt), np.float32(np.nan), value)
-    signed: NDArray[np.float32] = np.copysign(value, np.where(negative, np.float32(-1), np.float32(1)))
-    return signed
 
 
 def cast(
