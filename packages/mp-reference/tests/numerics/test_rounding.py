@@ -273,7 +273,7 @@ def test_no_temporary_exceeds_the_output_and_a_workspace():
 
 
 def test_threads_change_nothing_but_the_time():
-    x = np.random.default_rng(7).standard_normal((1000, 700)).astype(np.float32)
+    x = np.random.default_rng(7).standard_normal((1000, 1100)).astype(np.float32)
     random = np.random.default_rng(8).integers(0, 65536, x.shape, dtype=np.uint16)
     for arguments in ({}, {"rounding": "stochastic", "random_bits": random}):
         assert differing_bits(round_to(x, mp.FP16, threads=3, **arguments), round_to(x, mp.FP16, **arguments)) == 0

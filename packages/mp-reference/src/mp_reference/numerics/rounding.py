@@ -7,6 +7,7 @@ by the kernels of ``rounding_kernels``.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mp_reference.numerics.rounding_kernels import Kernel, kernel_for
-from mp_reference.numerics.workspace import CHUNK, borrowed
+from mp_reference.numerics.workspace import CHUNK, Workspace, borrowed
 
 if TYPE_CHECKING:
     from mp_reference.spec.formats import FloatFormat
@@ -30,6 +31,7 @@ ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 RandomBits = NDArray[np.unsignedinteger[Any]] | np.random.Generator
 
+_SHARED_CHUNK = 8 * CHUNK  # with threads: the interpreter hands over at every ufunc call, so these must be long
 _CARRIERS = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}
 _WIDENED = ("float16", "bfloat16")  # and everything of one byte
 
@@ -96,7 +98,7 @@ def round_to(
     spans = _spans(values, out, bits, threads)
     if len(spans) > 1:
         with ThreadPoolExecutor(len(spans)) as pool:
-            for done in [pool.submit(_run, kernel, *span, width) for span in spans]:
+            for done in [pool.submit(_run, kernel, *span, width, _SHARED_CHUNK) for span in spans]:
                 done.result()
     else:
         _run(kernel, values, out, bits, width)
@@ -106,14 +108,14 @@ def round_to(
 def _spans(
     x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, threads: int
 ) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]]:
-    """The array in as many equal parts as threads are worth it: none below eight chunks or without contiguity."""
+    """The array in as many equal parts as threads are worth it: none where chunks are few or strides odd."""
     if threads == 1:
         return []
     arrays = [x, out] if bits is None else [x, out, bits]
     whole = all(isinstance(a, np.ndarray) and a.flags.c_contiguous and a.shape == x.shape for a in arrays)
-    if not whole or x.size < 8 * CHUNK:
+    if not whole or x.size < 2 * _SHARED_CHUNK:
         return []
-    step = -(-x.size // (threads * CHUNK)) * CHUNK
+    step = -(-x.size // (threads * _SHARED_CHUNK)) * _SHARED_CHUNK
     flat = [a.reshape(-1) for a in arrays if isinstance(a, np.ndarray)]
     parts = [[a[start : start + step] for a in flat] for start in range(0, x.size, step)]
     return [(part[0], part[1], part[2] if len(part) > 2 else None) for part in parts]
@@ -247,7 +249,12 @@ def _random(
 
 
 def _run(
-    kernel: Kernel, x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, width: int
+    kernel: Kernel,
+    x: NDArray[Any],
+    out: NDArray[Any],
+    bits: NDArray[Any] | np.random.Generator | None,
+    width: int,
+    chunk: int = CHUNK,
 ) -> None:
     """Walk over the array in chunks that stay in the cache, whatever the strides."""
     given = bits if isinstance(bits, np.ndarray) else x
@@ -266,8 +273,9 @@ def _run(
         kinds.append(["readonly"])
         dtypes.append(bits.dtype)
     flags: Any = ["external_loop", "buffered", "zerosize_ok", "copy_if_overlap"]
-    walk = np.nditer(operands, flags, kinds, dtypes, order="K", casting="same_kind", buffersize=CHUNK)
-    with walk, np.errstate(all="ignore"), borrowed(out.dtype) as work:
+    walk = np.nditer(operands, flags, kinds, dtypes, order="K", casting="same_kind", buffersize=chunk)
+    space = borrowed(out.dtype) if chunk == CHUNK else nullcontext(Workspace(chunk, out.dtype))
+    with walk, np.errstate(all="ignore"), space as work:
         for chunks in walk:
             source, target, *drawn = chunks
             random = drawn[0] if drawn else _drawn(bits, source.size)
