@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from mp_conformance import training_oracle
 from mp_conformance.claims.rows import Claim
-from mp_conformance.compare import Bits, DisagreementError, Tally, assert_same_bits
+from mp_conformance.compare import Bits, Bound, DisagreementError, Tally, assert_same_bits, assert_within_bound
 from mp_conformance.histories import History, StepTrace, histories, tensors
 from mp_conformance.implementations import reference_training
 from mp_conformance.oracle import values_of
+from mp_reference.amp.fused import update_bound
+from mp_reference.amp.optimizers import OptimizerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,6 +161,35 @@ def _fused(subject: Subject, run: Run) -> None:
     run.draw(histories(precisions=("fp32", "fp16-mixed", "bf16-mixed")), one)
 
 
+def _fused_bound(kind: str) -> Check:
+    """One update at a time, from what the subject itself held before it: errors do not add up."""
+
+    def check(subject: Subject, run: Run) -> None:
+        def one(drawn: History) -> Tally:
+            calm = tuple(tuple(tuple(_calm(g) for g in micro) for micro in window) for window in drawn.windows)
+            first = tuple(_calm(p) for p in drawn.parameters)
+            history = replace(drawn, windows=calm, parameters=first, max_grad_norm=None)
+            rule = reference_training.optimizer_of(kind, history.settings)
+            now, states, tally = first, [OptimizerState()] * len(first), Tally()
+            for t, (entry, window) in enumerate(zip(subject.perform("fused_updates", history), calm, strict=True), 1):
+                for w, g, state, after in zip(now, window[0], states, entry.masters, strict=True):
+                    exact = rule.update(w, g, state)[0].astype(np.float64)
+                    tally.add(assert_within_bound(after, exact, update_bound(rule, w, g, state), inputs=(w, g)))
+                now = entry.masters
+                states = [OptimizerState(step=t, slots=dict(slots)) for slots in entry.slots]
+            return tally
+
+        run.draw(histories(precisions=("fp32",), finite=True, optimizers=(kind,), accumulates=(1,)), one)
+
+    return check
+
+
+def _calm(values: Array) -> Array:
+    """Only what neither overflows nor underflows when squared: the bound speaks of relative errors."""
+    magnitude = np.abs(values)
+    return np.where((magnitude > 1e-12) & (magnitude < 1e12), values, np.float32(0))
+
+
 def _replicas(subject: Subject, run: Run) -> None:
     drawn: list[History] = []
 
@@ -231,6 +262,20 @@ CLAIMS: tuple[Claim, ...] = (
         _fused,
         source="mp_reference.amp.fused",
         devices=("cpu",),
+    ),
+    *(
+        replace(
+            _claim(
+                f"optimizer.{kind}.fused",
+                f"with update='fused' every update of {kind} lies within a derived bound of the separately rounded one",
+                "fused_updates",
+                _fused_bound(kind),
+                source="mp_reference.amp.fused.update_bound",
+                options={"kind": kind},
+            ),
+            agreement=Bound("twice k u / (1 - k u), u = 2**-24, of the terms' magnitudes; k counts the roundings"),
+        )
+        for kind in ("sgd", "adam", "adamw")
     ),
     _claim(
         "ranks.replicas",

@@ -38,6 +38,7 @@ OPERATIONS: Mapping[str, str] = {
     "stochastic": "(x, to, seed) -> array of format `to`, rounded stochastically with that seed",
     "ranks": "(histories) -> for every rank, for every history, what each step left behind",
     "train_fused": "(history) -> as train, by the fused kernels",
+    "fused_updates": "(history) -> as train_fused, where the device's kernels may contract products and sums",
     "autocast_calls": "(fmt) -> dict from call to its results and gradients, see `autocast_cases`",
     "autocast_training": "(kind, fmt) -> losses and parameters of a small training, see `autocast_cases`",
     "emulated_product": "(a, b, c, arithmetic, arch) -> array of the operands' dtype, c + a @ b",

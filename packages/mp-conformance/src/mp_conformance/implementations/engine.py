@@ -47,7 +47,7 @@ class EngineSubject:
         del options
         if operation == "train_fused":  # the kernels without vector instructions fuse nothing
             return self.device == "cpu" and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
-        return operation in ("loss_scale", "clip", "optimizer", "train", "write_back")
+        return operation in ("loss_scale", "clip", "optimizer", "fused_updates", "train", "write_back")
 
     def perform(self, operation: str, *operands: Any, **options: Any) -> Any:
         """Do it."""
@@ -63,6 +63,8 @@ class EngineSubject:
             return self._clip(operands[0], options["max_norm"])
         if operation == "optimizer":
             return self._optimizer(*operands, **options)
+        if operation == "fused_updates":
+            return _Training(operands[0], self.place, update="fused").trace()
         raise NotOfferedError(f"the engine has no {operation}")
 
     def _write_back(self, fraction: float, seed: int, count: int) -> Array:

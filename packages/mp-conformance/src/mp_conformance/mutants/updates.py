@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from mp_reference.amp.clipping import gradient_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from mp_conformance.histories import History, StepTrace
 
 __all__ = ["MUTANTS"]
 
@@ -111,6 +114,19 @@ def _fused_sgd(parameters: Any, gradients: Any, kind: str, settings: Mapping[str
     return trail
 
 
+def _faster(history: History) -> list[StepTrace]:
+    """The history with a learning rate a thousandth too large."""
+    settings = {**history.settings, "lr": history.settings.get("lr", 1e-3) * 1.001}
+    return reference_training.train(replace(history, settings=settings))
+
+
+def _fused(kind: str) -> Mutant:
+    return Mutant(
+        id=f"{kind}.fused-rate", sentence="the fused kernel's learning rate is off by a thousandth",
+        operation="fused_updates", fault=_faster, caught_by=f"optimizer.{kind}.fused",
+    )  # fmt: skip
+
+
 def _clip(word: str, sentence: str, fault: Callable[..., Any]) -> Mutant:
     return Mutant(id=f"clip.{word}", sentence=sentence, operation="clip", fault=fault, caught_by="clipping.norm")
 
@@ -122,6 +138,9 @@ def _rule(kind: str, word: str, sentence: str, fault: Callable[..., Any]) -> Mut
 
 
 MUTANTS: tuple[Mutant, ...] = (
+    _fused("sgd"),
+    _fused("adam"),
+    _fused("adamw"),
     _clip("reciprocal", "the reciprocal of the norm is multiplied, not the norm divided by", _clip_with(
         lambda n, b: min(np.float32(1), (np.float32(1) / (np.float32(n) + np.float32(1e-6))) * np.float32(b)))),
     _clip("no-guard", "the norm is not guarded by 1e-6", _clip_with(
