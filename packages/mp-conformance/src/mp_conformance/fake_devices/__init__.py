@@ -47,8 +47,10 @@ def run_script(device: Literal["cuda", "npu"], script: str, timeout: float = 300
         f"from mp_conformance.fake_devices.{device} import install\n"
         f"fake = install(**{options!r})\nimport torch\ntorch.set_num_threads(1)\n"
     )
+    # Autograd keeps a thread for every device, and a made-up one's may still run when a process takes itself apart.
+    tail = "\nimport os, sys\nsys.stdout.flush()\nsys.stderr.flush()\nos._exit(0)\n"
     done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning:__main__", "-c", head + script],
+        [sys.executable, "-W", "error::UserWarning:__main__", "-c", head + script + tail],
         capture_output=True, text=True, timeout=timeout, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     if done.returncode:
