@@ -22,7 +22,7 @@ FAMILIES: dict[str, str] = {
     "op-gradients": "The reference's gradients are those of torch's autograd",
     "loss-scale": "The loss scale moves as its policy says, and every preset as the recorded original did",
     "clipping": "Clipping measures the exact norm, rounds it once, and overflows for no finite gradients",
-    "optimizer": "Every SGD, Adam and AdamW update is its equations, each operation rounded once, or within a bound if fused",
+    "optimizer": "Every SGD, Adam, AdamW update is its equations, each operation rounded once; fused, within a bound",
     "step": "A step over any history of finite, infinite and NaN gradients leaves the oracle's bits, or no trace",
     "accumulation": "An update over a window is that of the mean of its micro-steps, short last windows included",
     "saturation": "Where hardware saturates instead of overflowing, a step that overflowed is skipped all the same",
