@@ -47,8 +47,12 @@ class _Collector:
             return
         place = {claim.id: index for index, claim in enumerate(registered())}  # workers answer in any order
         document = report.document(
-            sorted(self.results, key=lambda result: place[result.claim]), device="cpu", seed=0, examples=_examples(self.config), pattern="*"
-        )  # fmt: skip
+            sorted(self.results, key=lambda result: place[result.claim]),
+            device="cpu",
+            seed=0,
+            examples=_examples(self.config),
+            pattern="*",
+        )
         for path in (page, data):
             if path:
                 path.parent.mkdir(parents=True, exist_ok=True)
