@@ -81,7 +81,7 @@ def torch(session: nox.Session) -> None:
 @nox.session
 def repo(session: nox.Session) -> None:
     """Do the arrows hold, and does every code block of README and docs run?"""
-    install(session, *EVERYTHING, *PYTEST, "import-linter", "nox")
+    install(session, *EVERYTHING, *PYTEST, "import-linter", "nox", "scikit-learn")
     session.run("pytest", "tests", *session.posargs)
 
 
