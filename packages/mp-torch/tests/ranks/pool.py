@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib.util
 import multiprocessing as mp
@@ -79,13 +80,15 @@ class Pool:
             end.recv()
 
     def close(self, *, kill: bool = False) -> None:
-        """Let the workers go."""
-        for process, end in zip(self._processes, self._ends, strict=True):
-            if kill:
-                process.kill()
-            else:
+        """Let the workers go; those that do not, are killed. One that leaves by itself says what it covered."""
+        for end in self._ends:
+            with contextlib.suppress(OSError):  # a dead one hears nothing
                 end.send(None)
-            process.join(20)
+        for process, end in zip(self._processes, self._ends, strict=True):
+            process.join(3 if kill else 20)
+            if process.is_alive():
+                process.kill()
+                process.join()
             end.close()
         self._processes, self._ends = [], []
 
