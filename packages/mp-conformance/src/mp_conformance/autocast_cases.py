@@ -261,7 +261,7 @@ def train(kind: str, device: str, low: torch.dtype, steps: int = 10) -> list[np.
         optimizer.zero_grad()
         with torch.autocast(device, dtype=low):
             loss = nn.functional.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 0.5, foreach=False)
         scaler.step(optimizer)

@@ -70,7 +70,7 @@ class _Shadow(torch.Tensor):
     def __torch_dispatch__(cls, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch's own signature lacks the defaults
         """Answer casts, and stop at anything else."""
         given = dict(kwargs or {})
-        name: str = func.name()  # type: ignore[no-untyped-call]
+        name: str = func.name()  # type: ignore[no-untyped-call]  # torch's own
         if name in ("aten::to.dtype", "aten::_to_copy"):
             return _Shadow(given.get("dtype") or args[1], args[0].device.type)
         leaves = tree_leaves((args, given))

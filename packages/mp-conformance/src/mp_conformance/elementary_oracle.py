@@ -6,7 +6,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import mpmath  # type: ignore[import-untyped]
+import mpmath  # type: ignore[import-untyped]  # ships no annotations
 import numpy as np
 
 from mp_conformance.oracle import midpoints_of, round_between

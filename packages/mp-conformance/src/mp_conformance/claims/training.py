@@ -147,7 +147,7 @@ def _optimizer(kind: str) -> Check:
     return check
 
 
-def _claim(id: str, sentence: str, operation: str, check: Callable[..., None], **extra: Any) -> Claim:  # noqa: A002
+def _claim(id: str, sentence: str, operation: str, check: Callable[..., None], **extra: Any) -> Claim:  # noqa: A002  # the row's
     return Claim(
         id=id, sentence=sentence, source=extra.pop("source", _ORDER), agreement=Bits(), operation=operation,
         check=check, **extra,

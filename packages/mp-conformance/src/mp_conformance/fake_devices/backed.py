@@ -49,12 +49,12 @@ class BackedTensor(torch.Tensor):
     @property
     def data(self) -> torch.Tensor:
         """The tensor without its history, as in torch."""
-        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined,no-any-return]
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined,no-any-return]  # a slot of C
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         """Take another tensor's place, the held one too."""
-        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]  # a slot of C
         self.raw = self.backing.held(value)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # its keyword is torch's own affair
