@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from mp_torch.emulate import emulate
+from mp_torch.emulate import EmulationWarning, emulate
 
 SHAPES = [
     {},
@@ -158,3 +158,15 @@ def test_without_an_emulation_torch_has_no_fused_cell_for_cpu_tensors():
     gates, state, _ = cells("gru")
     with pytest.raises(NotImplementedError, match="_thnn_fused_gru_cell"):
         torch.ops.aten._thnn_fused_gru_cell(*gates, state)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_a_packed_sequence_says_that_it_runs_in_fp32(kind):
+    layer, x = kind(4, 8, batch_first=True), torch.randn(2, 5, 4)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, [5, 3], batch_first=True)
+    with (
+        emulate("cuda"),
+        torch.autocast("cpu", torch.float16),
+        pytest.warns(EmulationWarning, match=r"aten::\w+\.data takes a packed sequence, which is not emulated; cast"),
+    ):
+        assert layer(packed)[0].data.dtype == torch.float32

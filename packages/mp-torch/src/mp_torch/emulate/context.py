@@ -16,7 +16,7 @@ from mp_torch.emulate.arithmetic import LOW_DTYPES, EmulatedArithmetic, FastArit
 from mp_torch.emulate.dispatcher import exists, registered
 from mp_torch.emulate.kernels import install_arithmetic, install_kernels
 from mp_torch.emulate.outputs import OutputMode
-from mp_torch.emulate.recurrent import install_recurrent
+from mp_torch.emulate.recurrent import PACKED, install_recurrent
 from mp_torch.emulate.rules import install_rules
 from mp_torch.errors import AmpConfigError, AmpStateError, UnsupportedDeviceError
 
@@ -117,7 +117,7 @@ class Emulation:
 
     def install(self, stack: ExitStack) -> None:
         """Change the process; each change has its way back on ``stack``."""
-        stack.callback(install_rules(**self._rules(), emulated=self.device))
+        stack.callback(install_rules(**self._rules()))
         if self.device != "cpu":
             stack.callback(install_recurrent())
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
@@ -136,8 +136,9 @@ class Emulation:
         warned = {op for op in elsewhere - wanted.keys() if exists(op) and op.split(".")[0] not in bare}
         return {
             "rules": {op: rule for op, rule in wanted.items() if own.get(op) != rule or op not in here},
-            "absent": here - wanted.keys() - warned,
-            "warned": warned,
+            "absent": here - wanted.keys() - warned - set(PACKED),
+            "warned": dict.fromkeys(warned, f"has no op rule on {self.device} and runs in fp32 there")
+            | ({} if self.device == "cpu" else dict.fromkeys(PACKED, "takes a packed sequence, which is not emulated")),
         }
 
     def _accumulators(self) -> dict[torch.dtype, Any]:

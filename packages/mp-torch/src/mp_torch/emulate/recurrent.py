@@ -17,7 +17,10 @@ from mp_torch.emulate.dispatcher import Overrides, native, op_overload
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["install_recurrent"]
+__all__ = ["PACKED", "install_recurrent"]
+
+PACKED = ("aten::lstm.data", "aten::gru.data")
+"""What runs a packed sequence: torch's way on the CPU, in the inputs' own dtype."""
 
 _LSTM, _GRU = "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell"
 

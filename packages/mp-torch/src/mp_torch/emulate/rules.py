@@ -179,8 +179,8 @@ _KERNELS: dict[str, Callable[[str, Casts], Callable[..., Any]]] = {
 }
 
 
-def _warning(name: str, casts: Casts, device: str, dispatch_key: str) -> Callable[..., Any]:
-    """Run an op that other devices lower and this one does not, and say so once if it runs in fp32."""
+def _warning(name: str, why: str, casts: Casts, dispatch_key: str) -> Callable[..., Any]:
+    """Run an op that nothing lowers here, though it is lowered elsewhere, and say so once if it runs in fp32."""
     op, rest = op_overload(name), below(dispatch_key)
     said: list[bool] = []
 
@@ -188,8 +188,7 @@ def _warning(name: str, casts: Casts, device: str, dispatch_key: str) -> Callabl
         if not said and any(casts.eligible(x) and x.dtype is torch.float32 for x in args):
             said.append(True)
             warnings.warn(
-                f"{name} has no op rule on {device} and runs in fp32 there; cast its inputs yourself if you want "
-                "it in 16 bits",
+                f"{name} {why}; cast its inputs yourself if you want it in 16 bits",
                 EmulationWarning,
                 stacklevel=2,
             )
@@ -204,8 +203,7 @@ def install_rules(
     dispatch_key: str = "AutocastCPU",
     device_type: str = "cpu",
     absent: Iterable[str] = (),
-    warned: Iterable[str] = (),
-    emulated: str = "this device",
+    warned: Mapping[str, str] | None = None,
 ) -> Callable[[], None]:
     """Register a kernel for each rule at an autocast dispatch key of the whole process.
 
@@ -214,8 +212,7 @@ def install_rules(
         dispatch_key: the autocast key of ``device_type``.
         device_type: the type of the tensors that the rules are for.
         absent: ops with a kernel at this key that shall have none.
-        warned: ops without a rule that warn once when they run in fp32.
-        emulated: the device's name in that warning.
+        warned: ops that warn once when they run in fp32, each with the reason why they do.
 
     Returns:
         A function that takes the kernels out again and leaves the dispatcher as it was; calling it twice is harmless.
@@ -237,8 +234,8 @@ def install_rules(
         kernels.put(name, _KERNELS[rule](name, casts), dispatch_key)
     for name in absent:
         kernels.skip(name, dispatch_key)
-    for name in warned:
-        kernel = _warning(name, casts, emulated, dispatch_key)
+    for name, why in (warned or {}).items():
+        kernel = _warning(name, why, casts, dispatch_key)
         kernels.put(name, kernel, dispatch_key, with_keys=True)
     _follow(casts)
 
