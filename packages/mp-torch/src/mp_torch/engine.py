@@ -22,7 +22,7 @@ from mp_torch.outcome import Step, idle_outcome
 from mp_torch.parallel import ManyRanks
 from mp_torch.persistence import Persistent
 from mp_torch.phase import Phase, checked_weight
-from mp_torch.precision import Region, run_backward
+from mp_torch.precision import Region, run_backward, uncompiled
 from mp_torch.ranks import unwrapped, why_fixed
 from mp_torch.report import StepReport
 from mp_torch.scaling import LossScale, MovingScale, fp32, representable
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from mp_torch.decision import Decision, Gradient
     from mp_torch.ranks import Ranks
+    from mp_torch.report import Outcome
     from mp_torch.scaling import ScaleState
 
 __all__ = ["AmpEngine"]
@@ -182,6 +183,7 @@ class AmpEngine(ManyRanks, Persistent):
         with self.ranks.around("step()"):
             return self._step()
 
+    @uncompiled
     def _step(self) -> StepReport:
         if self.ranks.opens_windows:
             self._end_micro_step_()
@@ -199,7 +201,7 @@ class AmpEngine(ManyRanks, Persistent):
         step = self._begun(gradients, decision)
         apply_(self.assembly, self.ranks, gradients, step, divisor=divisor, update_index=self.update_index)
         self._close_(step)
-        return StepReport(lambda: self._settled(step).outcome(self.optimizers))
+        return StepReport(lambda: self._told(step))
 
     def settle(self) -> None:
         """Learn the outcome of the last step, where the device had not told it yet.
@@ -273,10 +275,11 @@ class AmpEngine(ManyRanks, Persistent):
                 one.step()
         step.update_index = self.update_index
 
-    def _settled(self, step: Step) -> Step:
+    @uncompiled
+    def _told(self, step: Step) -> Outcome:
         if self._pending is step:
             self.settle()
-        return step
+        return step.outcome(self.optimizers)
 
     def _require_may_skip(self, step: Step, state: ScaleState) -> None:
         policy = self.scale.policy

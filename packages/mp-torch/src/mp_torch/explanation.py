@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mp_reference.spec.op_rules import DEVICES, rule_of
+from mp_torch.devices import rules_followed
 from mp_torch.errors import AmpStateError
 
 if TYPE_CHECKING:
@@ -172,9 +173,11 @@ def _decided(assembly: Assembly, name: str, module: nn.Module) -> tuple[str, str
     for source, rules in (("op_rules", config.op_rules), ("safe_ops", _safe_rules(assembly))):
         if op in rules:
             return _of_rule(rules[op], row.compute), f"{source}: {op}"
-    device_rule = rule_of(op, assembly.device.type) if assembly.device.type in DEVICES else None
+    followed = rules_followed(assembly.device.type)
+    device_rule = rule_of(op, followed) if followed in DEVICES else None
     if device_rule is not None:
-        return _of_rule(str(device_rule), row.compute), f"autocast on {assembly.device.type}: {op}"
+        emulated = "" if followed == assembly.device.type else "emulated "
+        return _of_rule(str(device_rule), row.compute), f"autocast on {emulated}{followed}: {op}"
     return "as its inputs", "no rule"
 
 

@@ -12,7 +12,7 @@ import functools
 import re
 import warnings
 from contextlib import ContextDecorator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -37,7 +37,11 @@ __all__ = [
     "matching",
     "run_backward",
     "run_in_region_",
+    "uncompiled",
 ]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 SAFE_OPS = (
     "softmax", "softmin", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm", "instance_norm",
@@ -271,6 +275,28 @@ class Region(ContextDecorator):
     def __exit__(self, *problem: Any) -> bool | None:
         """Close the innermost one."""
         return self._entered.pop().__exit__(*problem)
+
+
+def uncompiled(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let ``torch.compile`` call a function as it is instead of tracing into it.
+
+    As ``torch.compiler.disable``, which imports the whole compiler; here that waits for the first call.
+
+    Args:
+        method: what runs fused kernels, which the compiler can neither trace nor speed up.
+
+    >>> uncompiled(abs)(-2)
+    2
+    """
+    kept: list[Callable[_P, _T]] = []
+
+    @functools.wraps(method)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if not kept:
+            kept.append(torch.compiler.disable(method))
+        return kept[0](*args, **kwargs)
+
+    return call
 
 
 def run_in_region_(module: nn.Module, device_type: str, dtype: torch.dtype) -> None:

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import shutil
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from mp_torch import AmpConfigError, AmpEngine, AmpStateError, LossScale
+from mp_torch import AmpConfigError, AmpEngine, AmpStateError, LossScale, emulate
 from mp_torch.devices import device_named
 from mp_torch.devices.cuda import CUDADevice
 from mp_torch.precision import OpRules, functions_named
@@ -218,6 +219,57 @@ def test_loss_and_backward_compile_and_the_step_follows():
     assert torch.equal(runs[0][1], runs[1][1])
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize(
+    ("precision", "settings"),
+    [("fp16-mixed", {"accumulate_steps": 2}), ("bf16-true", {}), ("bf16-sr", {}), ("fp32", {"update": "exact"})],
+)
+def test_a_whole_iteration_compiles_to_the_same_bits(precision, settings):
+    """Forward, backward, step and report in one compiled function; the step itself runs as it is."""
+    runs = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        model, engine = engine_of(precision, max_grad_norm=1.0, **settings)
+        model.forward = plain_forward.__get__(model)
+
+        def iteration(x, y, model=model, engine=engine):
+            with engine.autocast():
+                loss = functional.mse_loss(model(x).float(), y)
+            engine.backward(loss)
+            report = engine.step()
+            return loss.detach(), report.applied, report.grad_norm
+
+        run = torch.compile(iteration, backend="aot_eager") if compiled else iteration
+        told = [run(torch.ones(4, 8), torch.zeros(4, 4)) for _ in range(4)]
+        runs.append(
+            ([(loss.item(), *rest) for loss, *rest in told], {k: v.clone() for k, v in engine.masters().items()})
+        )
+    assert runs[0][0] == runs[1][0]
+    assert runs[0][0][-1][1]
+    assert all(torch.equal(runs[1][1][name], value) for name, value in runs[0][1].items())
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler, and there is no g++")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_the_step_after_an_inductor_backward_is_the_same_step():
+    """Inductor may round less often than eager mode; what the engine makes of its gradients is the same to the bit."""
+    torch._dynamo.reset()
+    model, engine = engine_of(max_grad_norm=1.0)
+    model.forward = plain_forward.__get__(model)
+    twin = copy.deepcopy(model)
+    eager = AmpEngine(twin, torch.optim.AdamW(twin.parameters(), lr=0.01), "bf16-mixed", max_grad_norm=1.0)
+    compiled = torch.compile(model, backend="inductor")
+    for _ in range(2):
+        with engine.autocast():
+            loss = functional.mse_loss(compiled(torch.ones(4, 8)), torch.zeros(4, 4))
+        engine.backward(loss)
+        eager.backward(sum((one * 0).sum() for one in twin.parameters()))
+        for name, gradient in engine.gradients().items():
+            twin.get_parameter(name).grad = gradient.clone()
+        assert engine.step().grad_norm == eager.step().grad_norm > 0
+        assert all(torch.equal(one, other) for one, other in zip(model.parameters(), twin.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: ",".join(one) or "default")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_recomputation_in_backward_follows_the_rules_of_forward(settings, reentrant):
@@ -359,6 +411,15 @@ def test_explain_names_the_deciding_rule_of_every_module():
     ]
     assert "BatchNorm1d" in str(table)
     assert {one.rule for one in engine_of("fp32")[1].explain().modules} == {"precision=fp32"}
+
+
+def test_explain_inside_an_emulation_names_the_rules_that_hold_there():
+    _, engine = engine_of(model=nn.Sequential(nn.Linear(4, 4), nn.GRUCell(4, 4)))
+    on_cpu = [one.rule for one in engine.explain().modules]
+    with emulate("cuda"):
+        emulated = [one.rule for one in engine.explain().modules]
+    assert emulated == ["autocast on emulated cuda: linear", "autocast on emulated cuda: gru_cell"]
+    assert [one.rule for one in engine.explain().modules] == on_cpu == ["autocast on cpu: linear", "no rule"]
 
 
 def test_explain_says_which_outer_module_decided():

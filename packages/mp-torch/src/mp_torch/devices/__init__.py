@@ -11,13 +11,14 @@ from mp_torch.devices.cpu import CPUDevice
 from mp_torch.devices.cuda import CUDADevice
 from mp_torch.devices.mps import MPSDevice
 from mp_torch.devices.npu import NPUDevice
+from mp_torch.devices.rules import follow_rules, rules_followed
 from mp_torch.devices.xpu import XPUDevice
 from mp_torch.errors import AmpConfigError, UnsupportedDeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Device", "Probe", "device_named", "device_of"]
+__all__ = ["Device", "Probe", "device_named", "device_of", "follow_rules", "rules_followed"]
 
 _KINDS: dict[str, type[Device]] = {
     "cpu": CPUDevice,

@@ -12,6 +12,7 @@ import torch
 import mp_reference as mp
 from mp_reference.spec.op_rules import DEVICES, op_rules
 from mp_reference.spec.tensor_cores import ARCHITECTURES
+from mp_torch.devices import follow_rules
 from mp_torch.emulate.arithmetic import LOW_DTYPES, EmulatedArithmetic, FastArithmetic
 from mp_torch.emulate.dispatcher import exists, registered
 from mp_torch.emulate.kernels import install_arithmetic, install_kernels
@@ -118,6 +119,7 @@ class Emulation:
     def install(self, stack: ExitStack) -> None:
         """Change the process; each change has its way back on ``stack``."""
         stack.callback(install_rules(**self._rules()))
+        stack.callback(follow_rules("cpu", self.device))
         if self.device != "cpu":
             stack.callback(install_recurrent())
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
