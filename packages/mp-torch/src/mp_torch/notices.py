@@ -74,6 +74,8 @@ class Notices:
             scale: as it was before the step.
         """
         policy, before = scale.policy, scale.state
+        if any(step.known):
+            self._overflown_weight()
         if any(step.known) and (not policy.dynamic or before.scale <= policy.min_scale):
             self._log_once("skip", f"step skipped: {step.cause}; no smaller loss scale could help, parameters are kept")
         after = step.next_state
@@ -84,6 +86,18 @@ class Notices:
                 f"the loss scale stops at its ceiling, {policy.max_scale!r}: gradients seldom need a larger one, look "
                 "whether the loss still depends on the parameters",
             )
+
+    def _overflown_weight(self) -> None:
+        """An update carried a weight past fp16: its own gradients were finite, those of every later step are not."""
+        for part in self._assembly.parts:
+            held = part.weight.held
+            if held.dtype == torch.float16 and not bool(held.isfinite().all()):
+                self.once(
+                    f"{part.weight.name} holds values past fp16's largest, 65504: an update wrote them back as "
+                    "infinities, and every step will be skipped. Load an earlier state, and train with a lower "
+                    "learning rate, with its module in keep_fp32, or in 'bf16-true'"
+                )
+                return
 
     def _log_once(self, key: str, message: str) -> None:
         if key not in self._given:

@@ -412,6 +412,21 @@ def test_an_ordinary_overflow_of_a_dynamic_scale_is_not_logged(caplog):
     assert not caplog.records
 
 
+@pytest.mark.parametrize("master_weights", ["fp32", "none"])
+def test_a_weight_that_an_update_carried_past_fp16_is_named_at_the_first_skip(master_weights):
+    model, engine = one_weight(
+        65000.0, precision="fp16-true", lr=600.0, loss_scale=LossScale(init_scale=8.0), master_weights=master_weights
+    )
+    feed(model, engine, -1.0)
+    assert engine.step().applied  # its gradient was finite
+    assert model["w"].item() == math.inf
+    feed(model, engine, math.inf)
+    with pytest.warns(UserWarning, match=r"w holds values past fp16's largest, 65504: an update wrote them back as"):
+        assert engine.step().skipped
+    feed(model, engine, math.inf)
+    engine.step()  # said once
+
+
 def test_a_scale_that_stops_at_its_ceiling_is_logged_once(caplog):
     policy = LossScale(init_scale=4.0, max_scale=8.0, growth_interval=1)
     model, engine = one_weight(1.0, precision="fp16-mixed", loss_scale=policy)
