@@ -29,7 +29,10 @@ ELEMENT = 4
 """Bytes of an fp32 number."""
 
 READ_BY_NORM, READ_BY_KERNEL, WRITTEN_BY_KERNEL = 1, 4, 4
-"""Passes: the norm reads the gradient; AdamW reads weight, gradient and two moments, and writes all four."""
+"""Passes: the norm reads the gradient; AdamW reads weight, gradient and two moments, and writes all four.
+
+A step that clips by the norm of all gradients must read them twice, so these five reads are its least.
+"""
 
 Timed = tuple["Callable[[], object]", "Callable[[], object]"]
 
@@ -112,6 +115,12 @@ def copy_of(device: torch.device) -> Timed:
     return lambda: None, lambda: target.copy_(source)
 
 
+def reading_of(device: torch.device) -> Timed:
+    """As many numbers, read once and not written: what no step can beat."""
+    source = torch.randn(COUNT, device=device)
+    return lambda: None, lambda: torch.dot(source, source)
+
+
 def tiny_iteration(device: torch.device, dtype: torch.dtype, kind: str) -> Timed:
     """Forward, backward and step of a two-layer MLP, 32 wide."""
     torch.manual_seed(0)
@@ -156,12 +165,14 @@ def main() -> None:
             "fused": torch_step(device, fused=True),
             "defaults": torch_step(device, fused=False),
             "copy": copy_of(device),
+            "reading": reading_of(device),
         },
         device,
         REPEATS,
     )
     moved = (READ_BY_NORM + READ_BY_KERNEL + WRITTEN_BY_KERNEL) * ELEMENT
     copied = 2 * ELEMENT * COUNT / found["copy"]
+    least = (READ_BY_NORM + READ_BY_KERNEL) * found["reading"]
     for name in ("engine", "fused", "defaults"):
         print(f"step.{name}: {1e3 * found[name]:.1f} ms")
     print(f"step.speedup_over_fused_recipe: {found['fused'] / found['engine']:.2f} x")
@@ -169,6 +180,8 @@ def main() -> None:
     print(f"step.bytes_per_parameter: {moved} bytes")
     print(f"step.bandwidth: {moved * COUNT / found['engine'] / 1e9:.1f} GB/s")
     print(f"step.share_of_copy_bandwidth: {100 * moved * COUNT / found['engine'] / copied:.0f} %")
+    print(f"step.reads_alone: {1e3 * least:.1f} ms")
+    print(f"step.share_of_read_bandwidth: {100 * least / found['engine']:.0f} %")
     for dtype in (torch.float16, torch.bfloat16):
         word = "fp16" if dtype == torch.float16 else "bf16"
         kinds = ("engine", "default", "fused")
