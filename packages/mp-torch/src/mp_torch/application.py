@@ -79,7 +79,8 @@ def apply_(
     groups: dict[tuple[int, int], list[tuple[Gradient, Entry]]] = {}
     for one in _clipped(assembly, ranks, gradients, step, divisor):
         if step.found is None or not step.found[one.part.optimizer]:
-            entry = Entry(one.part.weight.trained, one.part.weight.load(), _whole(one))
+            takes_sparse = assembly.updaters[one.part.optimizer].takes_sparse
+            entry = Entry(one.part.weight.trained, one.part.weight.load(), _whole(one, takes_sparse))
             groups.setdefault((one.part.optimizer, one.part.group), []).append((one, entry))
     for (place, at), members in groups.items():
         skipped = None if step.found is not None else step.decision.found[place]
@@ -146,14 +147,15 @@ def _store_(step: Step, one: Gradient, entry: Entry, how: WriteBack) -> None:
     step.lost.append(torch.stack(((asked & (before == weight.parameter.detach())).sum(), asked.sum())))
 
 
-def _whole(gradient: Gradient) -> Tensor:
-    """The gradient in the layout that it came in."""
+def _whole(gradient: Gradient, takes_sparse: bool) -> Tensor:
+    """The gradient of the whole parameter: as it came in, or dense."""
     if gradient.sparse is None:
         return gradient.value
     sparse = gradient.sparse
-    return torch.sparse_coo_tensor(
+    whole = torch.sparse_coo_tensor(
         sparse.indices(), gradient.value, sparse.shape, is_coalesced=True, check_invariants=False
     )
+    return whole if takes_sparse else whole.to_dense()
 
 
 def _folds(coefficient: Any, divisor: float) -> bool:

@@ -218,9 +218,15 @@ class Assembly:
         self.admitted = Admitted(self.model, self.optimizers, self.parts)
 
     def accumulate_(self) -> None:
-        """Before another micro-step: move 16-bit gradients into fp32 sums, if that is asked for."""
-        if self.row.parameter != torch.float32 and self.config.accumulate == "fp32":
-            for part in self.parts:
+        """Before another micro-step: move 16-bit gradients into fp32 sums, if that is asked for.
+
+        Sparse ones always: torch has no kernel that adds them in 16 bits.
+        """
+        if self.row.parameter == torch.float32:
+            return
+        for part in self.parts:
+            stored = part.weight.parameter.grad
+            if self.config.accumulate == "fp32" or (stored is not None and stored.is_sparse):
                 part.weight.accumulate_()
 
     def clear_gradients_(self) -> None:

@@ -182,4 +182,7 @@ def _migrated(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copy(value: torch.Tensor | None, beside: torch.Tensor) -> torch.Tensor | None:
-    return None if value is None else value.detach().clone().to(beside.device)
+    """A copy on the device of ``beside`` and, dense, in its memory layout."""
+    if value is None or value.is_sparse:
+        return None if value is None else value.detach().clone().to(beside.device)
+    return torch.empty_like(beside, dtype=value.dtype).copy_(value.detach())

@@ -121,12 +121,15 @@ class Weight:
     def accumulate_(self) -> None:
         """Move a 16-bit gradient into the fp32 sum of the window."""
         gradient = self.stored()
-        if gradient is None or gradient.dtype == torch.float32 or gradient.is_sparse:
+        if gradient is None or (gradient.dtype == torch.float32 and self.accumulated is None):
             return
+        wide = gradient.float()
         if self.accumulated is None:
-            self.accumulated = gradient.float()
+            self.accumulated = wide
+        elif self.accumulated.is_sparse and not wide.is_sparse:
+            self.accumulated = wide + self.accumulated
         else:
-            self.accumulated += gradient.float()
+            self.accumulated += wide
         self.parameter.grad = None
 
     def gradient(self) -> Tensor | None:

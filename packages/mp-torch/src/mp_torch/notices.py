@@ -91,7 +91,7 @@ class Notices:
         """An update carried a weight past fp16: its own gradients were finite, those of every later step are not."""
         for part in self._assembly.parts:
             held = part.weight.held
-            if held.dtype == torch.float16 and not bool(held.isfinite().all()):
+            if held.dtype == torch.float16 and bool(held.isinf().any()):  # NaNs are no update's
                 self.once(
                     f"{part.weight.name} holds values past fp16's largest, 65504: an update wrote them back as "
                     "infinities, and every step will be skipped. Load an earlier state, and train with a lower "

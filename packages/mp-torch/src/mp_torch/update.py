@@ -48,6 +48,9 @@ class Updater(ABC):
     folds_scale = False
     """Whether ``update_`` divides by the scale itself, so that nobody has to write unscaled gradients."""
 
+    takes_sparse = False
+    """Whether ``update_`` wants sparse gradients as they are; else it gets them dense."""
+
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._fresh: list[tuple[Tensor, str]] = []
@@ -60,9 +63,11 @@ class Updater(ABC):
             slot: torch's name for the tensor.
         """
         state = self.optimizer.state[one.trained]
-        if slot not in state:
+        if state.get(slot) is None:
             state[slot] = torch.zeros_like(one.value)
             self._fresh.append((one.trained, slot))
+        elif state[slot].stride() != one.value.stride():  # it was loaded, or the model moved to another layout
+            state[slot] = torch.empty_like(one.value).copy_(state[slot])
         found: Tensor = state[slot]
         return found
 
@@ -119,7 +124,11 @@ class FusedUpdater(Updater):
     ) -> None:
         """One kernel call for each group (two where a momentum buffer is new)."""
         rule = self._sgd_ if isinstance(self.optimizer, torch.optim.SGD) else self._adam_
-        rule(group, entries, scale, skipped)
+        lent = [_in_a_row(one) for one in entries]
+        rule(group, lent, scale, skipped)
+        for one, row in zip(entries, lent, strict=True):
+            if row.value is not one.value:
+                one.value.copy_(row.value)
 
     def _adam_(self, group: dict[str, Any], entries: list[Entry], scale: Tensor | None, skipped: Tensor | None) -> None:
         moments = [self._moments(one, group["amsgrad"]) for one in entries]
@@ -150,7 +159,9 @@ class FusedUpdater(Updater):
         momentum = group["momentum"] != 0
         states = self.optimizer.state
         for first in (True, False) if momentum else (False,):
-            some = [one for one in entries if not momentum or ("momentum_buffer" in states[one.trained]) != first]
+            some = [
+                one for one in entries if not momentum or (states[one.trained].get("momentum_buffer") is None) == first
+            ]
             if not some:
                 continue
             torch._fused_sgd_(
@@ -196,7 +207,7 @@ class ExactUpdater(Updater):
         if group["weight_decay"] != 0:
             g = g + w * group["weight_decay"]
         if group["momentum"] != 0:
-            if "momentum_buffer" in self.optimizer.state[one.trained]:
+            if self.optimizer.state[one.trained].get("momentum_buffer") is not None:
                 before = self.state_of(one, "momentum_buffer")
                 buffer = _write(before, before * group["momentum"] + g * (1 - group["dampening"]), skipped)
             else:
@@ -233,6 +244,8 @@ class ExactUpdater(Updater):
 
 class OwnUpdater(Updater):
     """The optimizer's own ``step()``, whatever it computes, on unscaled and clipped gradients."""
+
+    takes_sparse = True
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
@@ -297,6 +310,19 @@ def _obstacle(optimizer: torch.optim.Optimizer, dense: bool) -> str | None:
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "differentiable=True needs the optimizer's own step"
     return None
+
+
+def _in_a_row(one: Entry) -> Entry:
+    """The entry as the fused kernels need it, which read memory in a row, whatever strides say.
+
+    A value with gaps is lent a copy without; a gradient in another layout than the value's is copied into it.
+    """
+    value, gradient = one.value, one.gradient
+    if not value.is_contiguous() and torch.empty_like(value).stride() != value.stride():
+        value = value.clone(memory_format=torch.contiguous_format)
+    if gradient.stride() != value.stride():
+        gradient = torch.empty_like(value).copy_(gradient)
+    return one if value is one.value and gradient is one.gradient else Entry(one.trained, value, gradient)
 
 
 def _decoupled(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
