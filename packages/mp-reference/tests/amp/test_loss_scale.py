@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from hypothesis import strategies as st
 from mp_reference.amp.loss_scale import LossScale, LossScaleError, LossScaleState
 from mp_reference.spec.formats import FP32
 from mp_reference.spec.loss_scale import PRESETS, LossScalePolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 TRACES: list[dict[str, Any]] = [
     trace
@@ -41,6 +45,10 @@ SCALES: dict[
     "ds_h1": ("deepspeed", {"hysteresis": 1}),
     "ds_fused": ("deepspeed-fused", {}),
 }
+AT_THE_FLOOR = (
+    "the gradients overflow although the loss scale is at its floor, 1.0; min_scale=1.0 and on_floor='raise' end the "
+    "run here: lower min_scale or look for infinities or NaNs in the data or the forward pass"
+)
 
 
 def seen_as(name: str, state: LossScaleState, step: int, last_overflow: int, found_inf: bool) -> float | str:
@@ -67,7 +75,7 @@ def test_every_recorded_trace_of_a_real_scaler_is_reproduced_step_by_step(trace:
     for step, (flag, recorded) in enumerate(zip(trace["flags"], trace["steps"], strict=False)):
         found_inf = flag == "X"
         if recorded[-1] == "RAISE":
-            with pytest.raises(LossScaleError, match=r"at its floor, 1\.0"):
+            with pytest.raises(LossScaleError, match=f"^{re.escape(AT_THE_FLOOR)}$"):
                 scale.next(state, found_inf)
             assert step == len(trace["steps"]) - 1
             return
@@ -168,16 +176,23 @@ def test_a_fixed_scale_never_moves_and_counts_its_skips_all_the_same() -> None:
     assert scale.next(state, False) == LossScaleState(scale=128.0)
 
 
+def test_a_fixed_scale_keeps_what_is_left_of_the_hysteresis() -> None:
+    scale = LossScale(dynamic=False, hysteresis=3)
+    state = LossScaleState(scale=4.0, hysteresis_tracker=2)  # a dynamic run that resumes with a fixed scale
+    assert scale.next(state, True) == LossScaleState(scale=4.0, hysteresis_tracker=2, consecutive_skips=1)
+    assert scale.next(state, False) == state
+
+
 def test_one_skip_more_than_the_limit_ends_the_run_and_says_where_to_look() -> None:
     scale = LossScale(skip_limit=3)
     state = scale.initial()
     for _ in range(3):
         state = scale.next(state, True)
     message = (
-        r"4 steps in a row were skipped, skip_limit=3 allows 3; the loss scale is 8192.0, so look for infinities or "
-        r"NaNs in the data or the forward pass"
+        "4 steps in a row were skipped, skip_limit=3 allows 3; the loss scale is 8192.0, so look for infinities or "
+        "NaNs in the data or the forward pass"
     )
-    with pytest.raises(LossScaleError, match=message):
+    with pytest.raises(LossScaleError, match=f"^{re.escape(message)}$"):
         scale.next(state, True)
     assert scale.next(state, False).consecutive_skips == 0
 
@@ -196,59 +211,134 @@ def test_factors_held_in_fp32_differ_from_factors_held_in_float64_by_one_roundin
     assert by_single.next(by_single.initial(), False).scale == float(np.float32(start) * np.float32(1.3))
 
 
-NONSENSE = [
+NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"init_scale": 0.0}, "init_scale=0.0 must be finite and above 0; 65536.0 is the usual start"),
-    ({"init_scale": -2.0}, "init_scale=-2.0 must be finite and above 0"),
-    ({"init_scale": math.nan}, "init_scale=nan must be finite"),
-    ({"init_scale": math.inf}, "init_scale=inf must be finite"),
-    ({"init_scale": 1e-50, "min_scale": 0.0}, "init_scale=1e-50 must lie within fp32"),
-    ({"init_scale": 1e39, "max_scale": math.inf}, r"init_scale=1e\+39 must lie within fp32"),
-    ({"growth_factor": 1.0}, "growth_factor=1.0 must be finite and above 1; for a fixed loss scale use dynamic=False"),
-    ({"growth_factor": math.nan}, "growth_factor=nan"),
-    ({"growth_factor": math.inf}, "growth_factor=inf"),
-    ({"backoff_factor": 1.0}, "backoff_factor=1.0 must lie between 0 and 1; the cure for an overflow is a smaller"),
-    ({"backoff_factor": 0.0}, "backoff_factor=0.0"),
-    ({"backoff_factor": math.nan}, "backoff_factor=nan"),
+    ({"init_scale": -2.0}, "init_scale=-2.0 must be finite and above 0; 65536.0 is the usual start"),
+    ({"init_scale": math.nan}, "init_scale=nan must be finite and above 0; 65536.0 is the usual start"),
+    ({"init_scale": math.inf}, "init_scale=inf must be finite and above 0; 65536.0 is the usual start"),
+    (
+        {"init_scale": 1e-50, "min_scale": 0.0},
+        "init_scale=1e-50 must lie within fp32, 1.401298464324817e-45 to 3.4028234663852886e+38; choose one inside, or "
+        "carried='float64'",
+    ),
+    (
+        {"init_scale": 1e39, "max_scale": math.inf},
+        "init_scale=1e+39 must lie within fp32, 1.401298464324817e-45 to 3.4028234663852886e+38; choose one inside, or "
+        "carried='float64'",
+    ),
+    *[
+        (
+            {"growth_factor": value},
+            f"growth_factor={value!r} must be finite and above 1; for a fixed loss scale use dynamic=False",
+        )
+        for value in (1.0, 0.5, math.nan, math.inf)
+    ],
+    *[
+        (
+            {"backoff_factor": value},
+            f"backoff_factor={value!r} must lie between 0 and 1; the cure for an overflow is a smaller scale, 0.5 is "
+            "usual",
+        )
+        for value in (1.0, 0.0, math.nan)
+    ],
     ({"growth_interval": 0}, "growth_interval=0 must be at least 1; for a fixed loss scale use dynamic=False"),
     ({"hysteresis": 0}, "hysteresis=0 must be at least 1; 1 shrinks the scale at every overflow"),
     ({"skip_limit": 0}, "skip_limit=0 must be at least 1; for no limit use skip_limit=None"),
-    ({"min_scale": -1.0}, "min_scale=-1.0 must be finite and at least 0; 0.0 is no floor"),
-    ({"min_scale": math.nan}, "min_scale=nan"),
-    ({"min_scale": math.inf}, "min_scale=inf"),
-    ({"max_scale": 0.0}, "max_scale=0.0 must be above 0; math.inf is no ceiling"),
-    ({"max_scale": math.nan}, "max_scale=nan"),
+    *[
+        ({"min_scale": value}, f"min_scale={value!r} must be finite and at least 0; 0.0 is no floor")
+        for value in (-1.0, math.nan, math.inf)
+    ],
+    *[
+        ({"max_scale": value}, f"max_scale={value!r} must be above 0; math.inf is no ceiling")
+        for value in (0.0, math.nan)
+    ],
     ({"min_scale": 8.0, "max_scale": 4.0}, "min_scale=8.0 must not exceed max_scale=4.0; swap them"),
-    ({"init_scale": 0.5}, "init_scale=0.5 must lie between min_scale=1.0 and max_scale="),
-    ({"max_scale": 4.0}, "init_scale=65536.0 must lie between min_scale=1.0 and max_scale=4.0"),
-    ({"hysteresis_refill": "sometimes"}, "hysteresis_refill='sometimes' must be one of 'on-growth', 'on-good-step'"),
-    ({"on_floor": "pray"}, "on_floor='pray' must be one of 'keep', 'raise'"),
+    (
+        {"init_scale": 0.5},
+        "init_scale=0.5 must lie between min_scale=1.0 and max_scale=1.7014118346046923e+38; choose one inside, or "
+        "move the bound",
+    ),
+    (
+        {"max_scale": 4.0},
+        "init_scale=65536.0 must lie between min_scale=1.0 and max_scale=4.0; choose one inside, or move the bound",
+    ),
+    *[
+        ({name: "?"}, f"{name}='?' must be one of {', '.join(map(repr, legal))}")
+        for name, legal in {
+            "hysteresis_refill": ("on-growth", "on-good-step"),
+            "on_floor": ("keep", "raise"),
+            "counting": ("n-good", "n-plus-one-at-first", "n-plus-one"),
+            "at_ceiling": ("clamp", "drop"),
+            "carried": ("fp32", "float64"),
+            "factors": ("fp32", "float64"),
+        }.items()
+    ],
 ]
 
 
-@pytest.mark.parametrize(("knobs", "message"), NONSENSE, ids=str)
+WRONG_TYPES: list[tuple[dict[str, Any], str]] = [
+    ({"init_scale": True}, "init_scale=True must be a number, got bool; write 65536.0"),
+    ({"init_scale": "2"}, "init_scale='2' must be a number, got str; write 65536.0"),
+    ({"growth_factor": None}, "growth_factor=None must be a number, got NoneType; write 65536.0"),
+    ({"backoff_factor": "0.5"}, "backoff_factor='0.5' must be a number, got str; write 65536.0"),
+    ({"min_scale": 1j}, "min_scale=1j must be a number, got complex; write 65536.0"),
+    ({"max_scale": "inf"}, "max_scale='inf' must be a number, got str; write 65536.0"),
+    ({"growth_interval": 2.5}, "growth_interval=2.5 must be a whole number, got float; write 2000"),
+    ({"growth_interval": None}, "growth_interval=None must be a whole number, got NoneType; write 2000"),
+    ({"hysteresis": True}, "hysteresis=True must be a whole number, got bool; write 2000"),
+    ({"skip_limit": "9"}, "skip_limit='9' must be a whole number, got str; write 2000"),
+    ({"dynamic": 1}, "dynamic=1 must be True or False"),
+    ({"clamp_init": 0}, "clamp_init=0 must be True or False"),
+]
+
+
+def names(cases: Sequence[tuple[dict[str, Any], str]]) -> list[str]:
+    """Each test's name: the knobs that it turns."""
+    return [",".join(f"{name}={value}" for name, value in knobs.items()) for knobs, _ in cases]
+
+
+@pytest.mark.parametrize(("knobs", "message"), NONSENSE, ids=names(NONSENSE))
 def test_a_nonsensical_policy_is_refused_when_it_is_built(knobs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         LossScale(**knobs)
 
 
 @pytest.mark.parametrize(
-    ("knobs", "message"),
+    "knobs",
     [
-        ({"init_scale": True}, "init_scale=True must be a number, got bool"),
-        ({"init_scale": "2"}, "init_scale='2' must be a number, got str"),
-        ({"growth_interval": 2.5}, "growth_interval=2.5 must be a whole number, got float"),
-        ({"hysteresis": True}, "hysteresis=True must be a whole number, got bool"),
-        ({"skip_limit": "9"}, "skip_limit='9' must be a whole number, got str"),
-        ({"dynamic": 1}, "dynamic=1 must be True or False"),
+        {"skip_limit": 1},
+        {"growth_interval": 1},
+        {"hysteresis": 1},
+        {"min_scale": 0.0},
+        {"init_scale": 0.25, "min_scale": 0.25, "max_scale": 0.25},  # a floor that is the ceiling
+        {"init_scale": FP32.min_subnormal, "min_scale": 0.0},
+        {"init_scale": FP32.max, "max_scale": math.inf},
+        {"init_scale": 1e-50, "min_scale": 0.0, "carried": "float64"},
+        {"init_scale": 1e39, "max_scale": math.inf, "carried": "float64"},
     ],
+    ids=str,
 )
+def test_the_last_sensible_value_of_a_knob_is_legal(knobs: dict[str, Any]) -> None:
+    scale = LossScale(**knobs)
+    assert {name: getattr(scale, name) for name in knobs} == knobs
+
+
+@pytest.mark.parametrize(("knobs", "message"), WRONG_TYPES, ids=names(WRONG_TYPES))
 def test_a_knob_of_another_type_is_refused(knobs: dict[str, Any], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
         LossScale(**knobs)
 
 
+def test_whole_numbers_are_legal_scales_and_are_held_as_floats() -> None:
+    scale = LossScale(init_scale=16, growth_factor=4, min_scale=2, max_scale=64)
+    held = (scale.init_scale, scale.growth_factor, scale.min_scale, scale.max_scale)
+    assert held == (16.0, 4.0, 2.0, 64.0)
+    assert all(type(value) is float for value in held)
+
+
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="preset 'horovod' is not one of torch, sharded, megatron"):
+    message = f"preset 'horovod' is not one of {', '.join(PRESETS)}; for other rules give the fields"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         LossScalePolicy.preset("horovod")
 
 
