@@ -40,6 +40,14 @@ def checked_pair(model: nn.Module, optimizer: Any) -> list[torch.optim.Optimizer
     """
     if not isinstance(model, torch.nn.Module):
         raise AmpConfigError(f"model={model!r} must be a torch.nn.Module; pass the module whose parameters train")
+    for name, one in model.named_parameters():
+        if torch.nn.parameter.is_lazy(one):
+            raise AmpConfigError(f"parameter {name!r} has no shape yet; run one batch through the lazy model first")
+        if one.is_inference():
+            raise AmpConfigError(
+                f"parameter {name!r} was made under torch.inference_mode(), where nothing can train; build the model "
+                "outside it"
+            )
     optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     for one in optimizers:
         if not isinstance(one, torch.optim.Optimizer):
@@ -141,16 +149,17 @@ def checked_limit(value: Any) -> float | None:
     )
 
 
-def checked_schedulers(scheduler: Any) -> list[Any]:
+def checked_schedulers(scheduler: Any, optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     """The learning-rate schedulers that the engine steps.
 
     Args:
         scheduler: ``None``, one, or several.
+        optimizers: the engine's.
 
     Raises:
-        AmpConfigError: one that needs a metric, or has no ``step()``.
+        AmpConfigError: one that needs a metric, has no ``step()``, or belongs to another optimizer.
 
-    >>> checked_schedulers(None)
+    >>> checked_schedulers(None, [])
     []
     """
     schedulers = [] if scheduler is None else list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler]
@@ -160,8 +169,13 @@ def checked_schedulers(scheduler: Any) -> list[Any]:
                 "ReduceLROnPlateau needs a metric at every step(), which the engine does not have; leave it out and "
                 "call scheduler.step(metric) yourself if report.applied"
             )
-        if not callable(getattr(one, "step", None)):
-            raise AmpConfigError(f"scheduler={one!r} has no step(); pass one of torch.optim.lr_scheduler, or a list")
+        if isinstance(one, torch.optim.Optimizer) or not callable(getattr(one, "step", None)):
+            raise AmpConfigError(f"scheduler={one!r} is none; pass one of torch.optim.lr_scheduler, or a list of them")
+        if all(owner is not getattr(one, "optimizer", owner) for owner in optimizers):
+            raise AmpConfigError(
+                f"{type(one).__name__} moves the learning rate of another optimizer than the engine's; build it from "
+                "the one that the engine gets"
+            )
     return schedulers
 
 

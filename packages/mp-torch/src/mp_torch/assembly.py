@@ -175,7 +175,7 @@ class Assembly:
         return sets, parts
 
     def _is_lowered(self, parameter: nn.Parameter) -> bool:
-        if self.row.parameter == torch.float32 or not parameter.is_floating_point():
+        if self.row.parameter == torch.float32 or parameter.dtype != torch.float32:  # others were chosen on purpose
             return False
         return parameter not in self._kept_parameters()
 
@@ -228,6 +228,25 @@ class Assembly:
             stored = part.weight.parameter.grad
             if self.config.accumulate == "fp32" or (stored is not None and stored.is_sparse):
                 part.weight.accumulate_()
+
+    def foreign_gradient(self) -> str | None:
+        """The first parameter that holds a gradient, before any backward of a window."""
+        return next((part.weight.name for part in self.parts if part.weight.parameter.grad is not None), None)
+
+    def average_sums_(self, ranks: Ranks) -> None:
+        """At the boundary: what replicas added up apart in fp32, their exchange of gradients did not see.
+
+        A replica that lacks a sum takes part with zeros, and looks whether another one has it.
+        """
+        if not ranks.sums_apart or self.row.parameter == torch.float32:
+            return
+        weights = [part.weight for part in self.parts if part.weight.parameter.dtype != torch.float32]
+        sums = [torch.zeros_like(w.held, dtype=torch.float32) if w.accumulated is None else w.accumulated for w in weights]
+        here = torch.tensor([float(w.accumulated is not None) for w in weights], device=self.device.device)
+        ranks.average_([here, *sums])
+        if any(w.accumulated is None for w in weights):
+            for weight, total, count in zip(weights, sums, here.tolist(), strict=True):
+                weight.accumulated = total if count else None
 
     def clear_gradients_(self) -> None:
         """Forget the window's gradients."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -14,7 +16,7 @@ from mp_torch.dtypes import PRECISIONS, nearest
 from mp_torch.errors import AmpConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["AmpConfig", "AmpSettings"]
 
@@ -119,10 +121,13 @@ class AmpConfig:
         """Refuse what no step could honour, and bring patterns to their written form."""
         for name in ("keep_fp32", "lower"):
             object.__setattr__(self, name, tuple(_pattern(one, name) for one in _sequence(getattr(self, name), name)))
-        object.__setattr__(self, "op_rules", dict(self.op_rules))
+        for name in ("max_grad_norm", "norm_type", "clip_value"):
+            object.__setattr__(self, name, _plain(getattr(self, name), numbers.Real, float))
+        for name in ("accumulate_steps", "seed"):
+            object.__setattr__(self, name, _plain(getattr(self, name), numbers.Integral, int))
         self._check_choices()
         self._check_numbers()
-        self._check_rules()
+        object.__setattr__(self, "op_rules", _checked_rules(self.op_rules))
         if self.loss_scale is not None:  # its values alone, so that a config equals what was read back
             values = {one.name: getattr(self.loss_scale, one.name) for one in fields(LossScalePolicy)}
             object.__setattr__(self, "loss_scale", LossScalePolicy(**values))
@@ -174,10 +179,9 @@ class AmpConfig:
                 "LossScale.off() for none"
             )
 
-    def _check_rules(self) -> None:
-        for op, rule in self.op_rules.items():
-            if rule not in _OP_RULES:
-                raise AmpConfigError(f"op_rules[{op!r}]={rule!r} must be one of {', '.join(map(repr, _OP_RULES))}")
+    def __hash__(self) -> int:
+        """Equal configs have equal hashes."""
+        return hash(json.dumps(self.to_dict(), sort_keys=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only, ready for JSON; ``from_dict`` gives an equal config.
@@ -194,18 +198,23 @@ class AmpConfig:
         """The config that ``to_dict`` wrote; keys that are left out have their defaults.
 
         Raises:
-            AmpConfigError: an unknown key; the nearest known one is suggested.
+            AmpConfigError: an unknown key, whose nearest known one is suggested; a value outside its range.
 
         >>> AmpConfig.from_dict({"presicion": "fp32"})
         Traceback (most recent call last):
         mp_torch.errors.AmpConfigError: unknown key 'presicion' in the config, did you mean 'precision'?; known: ...
         """
+        if not isinstance(plain, Mapping):
+            raise AmpConfigError(f"the config is {plain!r}, which must be a mapping of names to values")
         _known(plain, [one.name for one in fields(cls)], "the config")
         values = dict(plain)
         policy = values.get("loss_scale")
-        if policy is not None and not isinstance(policy, LossScalePolicy):
+        if isinstance(policy, Mapping):
             _known(policy, [one.name for one in fields(LossScalePolicy)], "loss_scale")
-            values["loss_scale"] = LossScalePolicy(**policy)
+            try:
+                values["loss_scale"] = LossScalePolicy(**policy)
+            except (TypeError, ValueError) as error:
+                raise AmpConfigError(f"loss_scale: {error}") from error
         return cls(**values)
 
     def to_json(self) -> str:
@@ -219,7 +228,11 @@ class AmpConfig:
     @classmethod
     def from_json(cls, text: str) -> AmpConfig:
         """The config that ``to_json`` wrote."""
-        return cls.from_dict(json.loads(text))
+        try:
+            plain = json.loads(text)
+        except ValueError as error:
+            raise AmpConfigError(f"the config is no JSON: {error}") from error
+        return cls.from_dict(plain)
 
     def to_toml(self) -> str:
         """The config as TOML text; what is off is written ``"none"``, which TOML has no word for.
@@ -248,7 +261,11 @@ class AmpConfig:
                 for key, value in table.items()
             }
 
-        return cls.from_dict(off(tomllib.loads(text)))
+        try:
+            plain = tomllib.loads(text)
+        except ValueError as error:
+            raise AmpConfigError(f"the config is no TOML: {error}") from error
+        return cls.from_dict(off(plain))
 
 
 _OFF: dict[tuple[str, str], str | None] = {
@@ -273,7 +290,8 @@ def _known(given: Iterable[str], known: list[str], where: str) -> None:
 def _sequence(value: Any, name: str) -> tuple[Any, ...]:
     if isinstance(value, list | tuple):
         return tuple(value)
-    raise AmpConfigError(f"{name}={value!r} must be a list of patterns, such as [{value!r}]")
+    example = f"such as [{value!r}]" if isinstance(value, str | type | re.Pattern) else "or a tuple"
+    raise AmpConfigError(f"{name}={value!r} must be a list of patterns, {example}")
 
 
 def _pattern(one: Any, name: str) -> str:
@@ -284,9 +302,42 @@ def _pattern(one: Any, name: str) -> str:
         return one
     if isinstance(one, type):
         return f"class:{one.__module__}.{one.__qualname__}"
-    if isinstance(one, re.Pattern):
-        return f"re:{one.pattern}"
+    if isinstance(one, re.Pattern) and isinstance(one.pattern, str):
+        flags = "".join(letter for letter, flag in _FLAGS.items() if one.flags & flag)
+        return f"re:(?{flags}){one.pattern}" if flags else f"re:{one.pattern}"
     raise AmpConfigError(f"{name} has {one!r}, which must be a name pattern, a module class or a compiled regex")
+
+
+_FLAGS = {"a": re.A, "i": re.I, "m": re.M, "s": re.S, "x": re.X}
+"""What ``re.compile`` may have been given, as the pattern itself can say it."""
+
+
+def _checked_rules(rules: Any) -> dict[str, str]:
+    if not isinstance(rules, Mapping):
+        raise AmpConfigError(f"op_rules={rules!r} must map names of functions to rules, such as {{'softmax': 'fp32'}}")
+    for op, rule in rules.items():
+        if not isinstance(op, str):
+            raise AmpConfigError(f"op_rules[{op!r}]: a function is named by a string, such as 'softmax'")
+        if rule not in _OP_RULES:
+            raise AmpConfigError(f"op_rules[{op!r}]={rule!r} must be one of {', '.join(map(repr, _OP_RULES))}")
+    return _Rules(rules)
+
+
+class _Rules(dict[str, str]):
+    """A dict that stays as it is, since a config does; copied and pickled as its contents."""
+
+    def __reduce__(self) -> Any:
+        return _Rules, (dict(self),)
+
+    def _stays(self, *_: Any, **__: Any) -> Any:
+        raise AmpConfigError("op_rules of a config cannot be changed; dataclasses.replace(config, op_rules=...) does")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _stays
+
+
+def _plain(value: Any, kind: type, python: Callable[[Any], Any]) -> Any:
+    """A number of this kind, such as NumPy's, as Python's own; anything else as it is."""
+    return python(value) if isinstance(value, kind) and not isinstance(value, bool) else value
 
 
 def _compiled(one: str, name: str) -> None:

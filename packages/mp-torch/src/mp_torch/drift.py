@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 from mp_torch.errors import AmpStateError
+from mp_torch.guards import step_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from mp_torch.assembly import Part
 
-__all__ = ["Admitted", "step_hooks"]
+__all__ = ["Admitted"]
 
 _NUMBERS = ("lr", "weight_decay", "momentum", "dampening", "eps")
 
@@ -35,7 +37,7 @@ class Admitted:
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], parts: Sequence[Part]) -> None:
         self._model = model
         self._optimizers = optimizers
-        self._trained = [id(part.weight.trained) for part in parts]
+        self._trained = [part.weight.trained for part in parts]
         self._parts = [(part.weight.parameter, part.weight.parameter.dtype, part) for part in parts]
         self._hooked = [step_hooks(one) for one in optimizers]
         self._found_unused: set[int] = set()
@@ -47,7 +49,7 @@ class Admitted:
             AmpStateError: a parameter group was added or changed, a parameter was cast or replaced by another, a
                 hyperparameter is not finite, step hooks were added. Nothing was changed.
         """
-        held: list[int] = []
+        held: list[torch.Tensor] = []
         for place, optimizer in enumerate(self._optimizers):
             if step_hooks(optimizer) != self._hooked[place]:
                 raise AmpStateError(
@@ -55,9 +57,9 @@ class Admitted:
                     "be called; register them before building it"
                 )
             for at, group in enumerate(optimizer.param_groups):
-                held += map(id, group["params"])
+                held += group["params"]
                 _check_numbers(group, f"parameter group {at} of {type(optimizer).__name__} {place}")
-        if held != self._trained:
+        if len(held) != len(self._trained) or not all(map(operator.is_, held, self._trained)):
             raise AmpStateError(
                 f"the optimizers' parameter groups hold {len(held)} parameters that are not the {len(self._trained)} "
                 "which the engine was built on; add parameter groups before building it, or build a new engine"
@@ -79,16 +81,6 @@ class Admitted:
                 "would never train; change parameters in place, or build the engine afterwards"
             )
         self._found_unused.add(part.key)
-
-
-def step_hooks(optimizer: torch.optim.Optimizer) -> int:
-    """How many hooks wait for the optimizer's own step.
-
-    >>> import torch
-    >>> step_hooks(torch.optim.SGD([torch.zeros(1)]))
-    0
-    """
-    return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)  # noqa: SLF001
 
 
 def _check_numbers(group: dict[str, Any], where: str) -> None:

@@ -92,9 +92,10 @@ def nearest(word: str, known: Iterable[object]) -> str:
     Returns:
         ``", did you mean '...'?"``, or nothing if no legal word is near.
 
-    >>> nearest("bf16_mixed", ["bf16-mixed", "fp32"])
-    ", did you mean 'bf16-mixed'?"
+    >>> nearest("bf16_mixed", ["bf16-mixed", "fp32"]), nearest("bf16", ["fp32", "bf16-mixed", "bf16-sr"])
+    (", did you mean 'bf16-mixed'?", ", did you mean 'bf16-mixed'?")
     """
     words = [str(one) for one in known]
-    close = difflib.get_close_matches(word, words, n=1) or [one for one in words if word and one.startswith(word)]
+    begun = [one for one in words if word and one.startswith(word)]
+    close = begun or difflib.get_close_matches(word, words, n=1)
     return f", did you mean {close[0]!r}?" if close else ""

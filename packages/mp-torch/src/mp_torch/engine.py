@@ -21,11 +21,11 @@ from mp_torch.notices import Notices
 from mp_torch.outcome import Step, idle_outcome
 from mp_torch.parallel import ManyRanks
 from mp_torch.persistence import Persistent
-from mp_torch.phase import Phase, checked_weight
-from mp_torch.precision import Region, run_backward, uncompiled
+from mp_torch.phase import Phase, checked_boundary, checked_weight
+from mp_torch.precision import Depth, Region, run_backward, uncompiled
 from mp_torch.ranks import unwrapped, why_fixed
 from mp_torch.report import StepReport
-from mp_torch.scaling import LossScale, MovingScale, fp32, representable
+from mp_torch.scaling import LossScale, MovingScale, fp32, low_dtype, representable
 from mp_torch.update import OwnUpdater
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class AmpEngine(ManyRanks, Persistent):
     ) -> None:
         optimizers = checked_pair(model, optimizer)
         self.config = _settled_config(model, config, precision, settings)
-        self.schedulers = checked_schedulers(scheduler)
+        self.schedulers = checked_schedulers(scheduler, optimizers)
         self.model, self.optimizers = unwrapped(model), optimizers
         self.assembly = Assembly(self.model, optimizers, self.config, fixed=why_fixed(model))
         self.device = self.assembly.device
@@ -94,6 +94,8 @@ class AmpEngine(ManyRanks, Persistent):
         self.phase = Phase(accumulate_steps=self.config.accumulate_steps)
         self.buffers = BufferSnapshot(self.model, enabled=self.config.restore_buffers)
         self.update_index = 0
+        self._depth = Depth()
+        self._guard_()
         self._pending: Step | None = None
         self._notices = Notices(self.assembly)
 
@@ -108,7 +110,7 @@ class AmpEngine(ManyRanks, Persistent):
         Returns:
             A context manager, which may be entered again and nested, and decorates functions.
         """
-        return Region(self._forward)
+        return Region(self._forward, self._depth)
 
     def _forward(self) -> AbstractContextManager[Any]:
         if torch.is_autocast_enabled(self.device.type):
@@ -144,20 +146,24 @@ class AmpEngine(ManyRanks, Persistent):
             retain_graph: as in torch.
 
         Raises:
-            AmpStateError: a loss that no gradient can flow from; ``boundary=False`` after the boundary.
+            AmpStateError: a loss that no gradient can flow from; ``boundary=False`` after the boundary; gradients that
+                something else left before the window.
             AmpConfigError: a weight that is not a finite number above 0.
         """
         losses = checked_losses(loss)
-        phase = self.phase.after_backward(boundary=boundary, weight=checked_weight(weight))
+        phase = self.phase.after_backward(boundary=checked_boundary(boundary), weight=checked_weight(weight))
         if self.phase.open:
             self.assembly.accumulate_()
         else:
-            phase = replace(phase, loss_dtype=_low_dtype(losses))
+            self._require_clean()
+            phase = replace(phase, loss_dtype=low_dtype(losses))
             self._notices.missing_snapshot(self.buffers)
         seeds = [self.scale.seed(one, phase.loss_dtype, weight) for one in losses]
         try:
             with self.ranks.micro_step(last=phase.complete), self.assembly.rules_context():
                 run_backward(losses, seeds, retain_graph)
+                if phase.complete and self.phase.open:
+                    self.assembly.average_sums_(self.ranks)
         except BaseException as error:
             self._discard_()
             error.add_note(
@@ -217,6 +223,7 @@ class AmpEngine(ManyRanks, Persistent):
         self.assembly.conclude_updaters_(step.found, step.active)
         before = self.scale.state
         self._conclude_(step)
+        self._schedule_(step)
         if any(step.found):
             self._require_may_skip(step, before)
 
@@ -264,16 +271,23 @@ class AmpEngine(ManyRanks, Persistent):
                 self.scale.choose_(step.decision.found.amax(), step.good, step.bad)
             self._conclude_(step)
         self._clear_()
+        if step.found is not None:
+            self._schedule_(step)
 
     def _conclude_(self, step: Step) -> None:
-        """Once the outcome is known: loss scale, counters, schedulers."""
+        """Once the outcome is known: loss scale, counters."""
         self._notices.outcome(step, self.scale)
         self.scale.state = step.next_state
-        if step.applied:
-            self.update_index += 1
-            for one in self.schedulers:
-                one.step()
+        self.update_index += step.applied
         step.update_index = self.update_index
+
+    def _schedule_(self, step: Step) -> None:
+        """Schedulers whose optimizer was updated step, each of them whatever another raises."""
+        with ExitStack() as stack:
+            for one in reversed(self.schedulers):
+                mine = [at for at, owner in enumerate(self.optimizers) if owner is getattr(one, "optimizer", None)]
+                if step.applied_by(mine or range(len(self.optimizers))):
+                    stack.callback(one.step)
 
     @uncompiled
     def _told(self, step: Step) -> Outcome:
@@ -296,6 +310,15 @@ class AmpEngine(ManyRanks, Persistent):
                 "nonfinite='skip'"
             )
 
+    def _require_clean(self) -> None:
+        name = self.assembly.foreign_gradient()
+        if name is not None:
+            raise AmpStateError(
+                f"{name!r} holds a gradient that this engine did not make, from loss.backward() or another engine, and "
+                "the window would add its own, scaled, to it; give engine.backward() every loss, or call "
+                "model.zero_grad() before the window"
+            )
+
     def _discard_(self) -> None:
         """Forget the window as if it had never opened."""
         self.buffers.restore_()
@@ -305,6 +328,8 @@ class AmpEngine(ManyRanks, Persistent):
         self.assembly.clear_gradients_()
         self.phase = self.phase.after_step()
         self.buffers.taken = False
+        if self._depth.value:  # one long block: what follows in it is the next window's
+            self.buffers.take_()
         self.device.clear_overflow_()
         torch.clear_autocast_cache()  # of an outer autocast, which would go on using the old weights
 
@@ -363,15 +388,11 @@ def _settled_config(
 ) -> AmpConfig:
     """One config, whichever way it was given, with a precision chosen."""
     given = dict(settings) if precision is None else {"precision": precision, **settings}
+    if not isinstance(config, AmpConfig | None):
+        raise AmpConfigError(f"config={config!r} must be an AmpConfig; AmpConfig.from_dict() makes one from a dict")
     if config is not None and given:
         raise AmpConfigError(f"config= and {', '.join(given)}= were both given; put the latter into the config")
     config = AmpConfig.from_dict(given) if config is None else config
     if config.precision == "auto":
         return replace(config, precision=str(select_precision(device_of(model.parameters()).device)))
     return config
-
-
-def _low_dtype(losses: Sequence[Tensor]) -> torch.dtype | None:
-    """The 16-bit dtype among the losses that bounds the scale of the window; fp16 before bf16."""
-    found = {one.dtype for one in losses}
-    return next((one for one in (torch.float16, torch.bfloat16) if one in found), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -70,6 +70,17 @@ class Weight:
         self.parameter = parameter
         self.accumulated: Tensor | None = None
         self._version = _version(self.held)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With what torch leaves behind when it copies a parameter: its gradient, and how often it was written."""
+        return {**self.__dict__, "_version": self._version == _version(self.held), "gradient": self.parameter.grad}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As the original stood to its parameter."""
+        known, gradient = state.pop("_version"), state.pop("gradient")
+        self.__dict__.update(state)
+        self.parameter.grad = gradient
+        self._version = _version(self.held) if known else -1
 
     @property
     def trained(self) -> Tensor:

@@ -11,7 +11,7 @@ from mp_torch.report import OptimizerOutcome, Outcome
 from mp_torch.scaling import fp32
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -62,7 +62,11 @@ class Step:
     @property
     def applied(self) -> bool:
         """Some optimizer stepped."""
-        return any(here and not bad for here, bad in zip(self.active, self.known, strict=True))
+        return self.applied_by(range(len(self.active)))
+
+    def applied_by(self, places: Iterable[int]) -> bool:
+        """Some optimizer of these places stepped."""
+        return any(self.active[at] and not self.known[at] for at in places)
 
     @property
     def next_state(self) -> ScaleState:

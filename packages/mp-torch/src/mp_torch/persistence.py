@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from mp_torch import checkpoint, checkpoint_file, scaler_states
+from mp_torch.guards import guard_
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from mp_torch.assembly import Assembly
     from mp_torch.engine import AmpEngine
+    from mp_torch.phase import Phase
     from mp_torch.scaling import MovingScale
+    from mp_torch.update import Updater
 
 __all__ = ["Persistent"]
 
@@ -21,7 +27,30 @@ __all__ = ["Persistent"]
 class Persistent:
     """The part of an engine that outlives the process."""
 
+    assembly: Assembly
+    phase: Phase
     scale: MovingScale
+
+    def _guard_(self) -> None:
+        """Nobody else steps the optimizers within a window, and no load casts their moments."""
+        here = weakref.ref(self)
+
+        def barred(updater: Updater) -> bool:
+            engine = here()
+            return engine is not None and engine.phase.open and not updater.stepping
+
+        for updater in self.assembly.updaters:
+            guard_(updater.optimizer, partial(barred, updater))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of; waits for the last step on an accelerator."""
+        cast("AmpEngine", self).settle()
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copied or unpickled engine guards its own optimizers, whose hooks torch does not copy."""
+        self.__dict__.update(state)
+        self._guard_()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the model's own weights and buffers, copied; legal at any micro-step boundary.

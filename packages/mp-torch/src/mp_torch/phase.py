@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,7 +100,24 @@ class Phase:
         }
 
 
-def checked_weight(weight: float) -> float:
+def checked_boundary(boundary: Any) -> bool | None:
+    """Whether a micro-step is the last of its window: ``None`` counts.
+
+    Raises:
+        AmpConfigError: it is no truth value.
+
+    >>> checked_boundary("last")
+    Traceback (most recent call last):
+    mp_torch.errors.AmpConfigError: boundary='last' must be True, False, or None to count up to accumulate_steps
+    """
+    if boundary is None or isinstance(boundary, bool):
+        return boundary
+    if type(boundary).__name__ in ("bool", "bool_"):  # NumPy's
+        return bool(boundary)
+    raise AmpConfigError(f"boundary={boundary!r} must be True, False, or None to count up to accumulate_steps")
+
+
+def checked_weight(weight: Any) -> float:
     """The weight of a micro-step, refused unless a mean can be taken with it.
 
     Raises:
@@ -108,10 +126,11 @@ def checked_weight(weight: float) -> float:
     >>> checked_weight(3)
     3.0
     """
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not (0 < weight < math.inf):
+    if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not 0 < float(weight) < math.inf:
+        number = " (a tensor is none: .item() reads one)" if hasattr(weight, "item") else ""
         raise AmpConfigError(
-            f"weight={weight!r} must be a finite number above 0, such as the number of samples in the micro-batch; "
-            "leave it out for equal micro-batches"
+            f"weight={weight!r} must be a finite number above 0{number}, such as the number of samples in the "
+            "micro-batch; leave it out for equal micro-batches"
         )
     return float(weight)
 

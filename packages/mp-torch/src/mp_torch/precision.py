@@ -10,8 +10,10 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
+import threading
 import warnings
 from contextlib import ContextDecorator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -31,6 +33,7 @@ __all__ = [
     "SAFE_MODULES",
     "SAFE_OPS",
     "STATISTICS",
+    "Depth",
     "OpRules",
     "Region",
     "functions_named",
@@ -253,6 +256,7 @@ class Region(ContextDecorator):
 
     Args:
         open_: makes a fresh context.
+        depth: counts how many are open, over all threads and all regions that share it.
 
     >>> region = Region(lambda: torch.autocast("cpu", torch.bfloat16))
     >>> torch.is_autocast_enabled("cpu")
@@ -262,19 +266,35 @@ class Region(ContextDecorator):
     True
     """
 
-    def __init__(self, open_: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._open = open_
-        self._entered: list[AbstractContextManager[Any]] = []
+    def __init__(self, open_: Callable[[], AbstractContextManager[Any]], depth: Depth | None = None) -> None:
+        self._open, self._depth = open_, Depth() if depth is None else depth
+        self._entered = _Entered()
 
     def __enter__(self) -> None:
         """Open a fresh one."""
         fresh = self._open()
         fresh.__enter__()
-        self._entered.append(fresh)
+        self._entered.here.append(fresh)
+        self._depth.value += 1
 
     def __exit__(self, *problem: Any) -> bool | None:
-        """Close the innermost one."""
-        return self._entered.pop().__exit__(*problem)
+        """Close the innermost one that this thread opened."""
+        self._depth.value -= 1
+        return self._entered.here.pop().__exit__(*problem)
+
+
+class _Entered(threading.local):
+    """The contexts that a thread has open: autocast and rules belong to their thread."""
+
+    def __init__(self) -> None:
+        self.here: list[AbstractContextManager[Any]] = []
+
+
+@dataclass(slots=True)
+class Depth:
+    """How many regions are open."""
+
+    value: int = 0
 
 
 def uncompiled(method: Callable[_P, _T]) -> Callable[_P, _T]:

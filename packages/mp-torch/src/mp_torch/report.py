@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,14 +68,16 @@ class StepReport:
     __slots__ = ("_outcome", "_read")
 
     def __init__(self, read: Callable[[], Outcome]) -> None:
-        self._read = read
+        self._read: Callable[[], Outcome] | None = read
         self._outcome: Outcome | None = None
 
     @property
     def outcome(self) -> Outcome:
         """All values at once; waits for the step on an accelerator."""
         if self._outcome is None:
+            assert self._read is not None
             self._outcome = self._read()
+            self._read = None  # it would keep the engine alive, for as long as a log keeps the report
         return self._outcome
 
     @property
@@ -158,7 +160,15 @@ class StepReport:
         """What each optimizer did."""
         return self.outcome.optimizers
 
+    def __reduce__(self) -> Any:
+        """Its values, read now: a report can be pickled and sent."""
+        return _told, (self.outcome,)
+
     def __repr__(self) -> str:
         """Every field, read now."""
         values = ", ".join(f"{one.name}={getattr(self.outcome, one.name)!r}" for one in fields(Outcome))
         return f"StepReport({values})"
+
+
+def _told(outcome: Outcome) -> StepReport:
+    return StepReport(lambda: outcome)

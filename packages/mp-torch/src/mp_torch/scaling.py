@@ -13,11 +13,13 @@ from mp_reference.spec.loss_scale import LossScalePolicy
 from mp_torch.errors import AmpStateError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from mp_torch.devices import Device
 
-__all__ = ["LossScale", "MovingScale", "ScaleState", "fp32", "representable"]
+__all__ = ["LossScale", "MovingScale", "ScaleState", "fp32", "low_dtype", "representable"]
 
 
 _LARGEST_IN_FP16 = 2.0**15
@@ -237,6 +239,16 @@ def fp32(value: float) -> float:
     (0.10000000149011612, inf)
     """
     return ctypes.c_float(value).value
+
+
+def low_dtype(losses: Sequence[Tensor]) -> torch.dtype | None:
+    """The 16-bit dtype among the losses that bounds the scale of the window; fp16 before bf16.
+
+    >>> low_dtype([torch.zeros(1), torch.zeros(1, dtype=torch.bfloat16)])
+    torch.bfloat16
+    """
+    found = {one.dtype for one in losses}
+    return next((one for one in (torch.float16, torch.bfloat16) if one in found), None)
 
 
 def representable(scale: float, dtype: torch.dtype | None) -> float:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mp_torch.drift import step_hooks
 from mp_torch.errors import AmpConfigError
+from mp_torch.guards import step_hooks
 from mp_torch.ranks import like
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ class Updater(ABC):
 
     takes_sparse = False
     """Whether ``update_`` wants sparse gradients as they are; else it gets them dense."""
+
+    stepping = False
+    """Whether the optimizer's own ``step()`` runs now."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -263,11 +266,15 @@ class OwnUpdater(Updater):
     def conclude_(self, applied: bool) -> None:
         """Step."""
         super().conclude_(applied)
-        if applied:
-            self.optimizer.step()
-        for one in self._handed:
-            one.grad = None  # a master keeps its own, which the next window must not find
-        self._handed.clear()
+        self.stepping = True
+        try:
+            if applied:
+                self.optimizer.step()
+        finally:
+            self.stepping = False
+            for one in self._handed:
+                one.grad = None  # a master keeps its own, which the next window must not find
+            self._handed.clear()
 
 
 def updater_for(optimizer: torch.optim.Optimizer, update: str, *, fused: bool, dense: bool) -> Updater:

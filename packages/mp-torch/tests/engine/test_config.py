@@ -1,9 +1,12 @@
 """The configuration: frozen, validated, and the same after dict, JSON and TOML."""
 
+import copy
 import dataclasses
 import math
+import pickle
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +15,7 @@ from torch import nn
 
 from mp_torch import AmpConfig, AmpConfigError, AmpEngine, LossScale
 from mp_torch.dtypes import PRECISIONS, precision_named
+from mp_torch.precision import matching
 
 
 @st.composite
@@ -69,6 +73,14 @@ def test_a_config_is_frozen_and_keyword_only():
             {"op_rules": {"exp": "bf16"}},
             "op_rules['exp']='bf16' must be one of 'fp32', 'lower_precision_fp', 'promote'",
         ),
+        ({"loss_scale": 1024}, "loss_scale=1024 must be a LossScale; write LossScale.static(1024.0) for a fixed"),
+        ({"loss_scale": "dynamic"}, "loss_scale='dynamic' must be a LossScale; write LossScale.static(1024.0)"),
+        ({"op_rules": ["exp"]}, "op_rules=['exp'] must map names of functions to rules, such as {'softmax': 'fp32'}"),
+        ({"op_rules": {1: "fp32"}}, "op_rules[1]: a function is named by a string, such as 'softmax'"),
+        ({"precision": "bf16"}, "precision='bf16' is not a precision, did you mean 'bf16-mixed'?; it must be one of"),
+        ({"precision": "fp16"}, "precision='fp16' is not a precision, did you mean 'fp16-mixed'?; it must be one of"),
+        ({"keep_fp32": {"norm"}}, "keep_fp32={'norm'} must be a list of patterns, or a tuple"),
+        ({"keep_fp32": [re.compile(b"n")]}, "keep_fp32 has re.compile(b'n'), which must be a name pattern, a module"),
         ({"keep_fp32": "norm"}, "keep_fp32='norm' must be a list of patterns, such as ['norm']"),
         ({"keep_fp32": [3]}, "keep_fp32 has 3, which must be a name pattern, a module class or a compiled regex"),
         ({"lower": ["re:("]}, "lower has 're:(', which is no regular expression: "),
@@ -84,6 +96,8 @@ def test_what_no_step_could_honour_is_refused_with_the_way_out(settings, message
         AmpConfig(**settings)
     with pytest.raises(ValueError, match=re.escape(message)):
         AmpConfig(**settings)
+    with pytest.raises(AmpConfigError, match=r"^" + re.escape(message)):
+        AmpConfig.from_dict(settings)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +110,70 @@ def test_what_no_step_could_honour_is_refused_with_the_way_out(settings, message
 def test_an_unknown_key_is_answered_with_the_nearest_known_name(plain, message):
     with pytest.raises(AmpConfigError, match=r"^" + re.escape(message)):
         AmpConfig.from_dict(plain)
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda: AmpConfig.from_dict(None), "the config is None, which must be a mapping of names to values"),
+        (lambda: AmpConfig.from_dict([]), "the config is [], which must be a mapping of names to values"),
+        (lambda: AmpConfig.from_json("[]"), "the config is [], which must be a mapping of names to values"),
+        (lambda: AmpConfig.from_json("{"), "the config is no JSON: "),
+        (lambda: AmpConfig.from_toml("seed ="), "the config is no TOML: "),
+        (
+            lambda: AmpConfig.from_dict({"loss_scale": {"init_scale": -1.0}}),
+            "loss_scale: init_scale=-1.0 must be finite and above 0; 65536.0 is the usual start",
+        ),
+        (
+            lambda: AmpConfig.from_dict({"loss_scale": {"growth_interval": "often"}}),
+            "loss_scale: growth_interval='often' must be a whole number, got str; write 2000",
+        ),
+    ],
+)
+def test_what_is_no_config_is_refused_with_the_reason(read, message):
+    with pytest.raises(AmpConfigError, match=r"^" + re.escape(message)):
+        read()
+
+
+def test_equal_configs_have_equal_hashes_and_serve_as_keys():
+    one = AmpConfig(max_grad_norm=1, op_rules={"exp": "fp32", "pow": "fp32"}, loss_scale=LossScale(init_scale=8))
+    other = AmpConfig(max_grad_norm=1.0, op_rules={"pow": "fp32", "exp": "fp32"}, loss_scale=LossScale(init_scale=8.0))
+    assert one == other
+    assert {one: "runs"}[other] == "runs"
+    assert hash(one) != hash(dataclasses.replace(one, seed=1))
+
+
+def test_the_rules_of_a_config_stay_as_they_are():
+    given = {"exp": "fp32"}
+    config = AmpConfig(op_rules=given)
+    given["pow"] = "fp32"
+    with pytest.raises(AmpConfigError, match=r"^op_rules of a config cannot be changed; dataclasses\.replace"):
+        config.op_rules["pow"] = "fp32"
+    assert config.op_rules == {"exp": "fp32"}
+    for twin in (copy.deepcopy(config), pickle.loads(pickle.dumps(config)), dataclasses.replace(config)):
+        assert twin == config
+        assert dataclasses.asdict(twin)["op_rules"] == {"exp": "fp32"}
+
+
+def test_numpys_numbers_are_taken_as_pythons_own():
+    config = AmpConfig(max_grad_norm=np.float32(0.5), accumulate_steps=np.int64(2), seed=np.uint8(3), clip_value=1)
+    assert [type(one) for one in (config.max_grad_norm, config.accumulate_steps, config.seed)] == [float, int, int]
+    assert AmpConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("pattern", "written"),
+    [
+        (re.compile("NORM", re.IGNORECASE), "re:(?i)NORM"),
+        (re.compile("a . b", re.VERBOSE | re.DOTALL), "re:(?sx)a . b"),
+        (re.compile("norm"), "re:norm"),
+    ],
+)
+def test_a_regular_expression_keeps_its_flags(pattern, written):
+    assert AmpConfig(keep_fp32=[pattern]).keep_fp32 == (written,)
+    model = nn.ModuleDict({"norm": nn.Linear(1, 1), "ab": nn.Linear(1, 1)})
+    by_pattern = {name for name, _ in model.named_modules() if pattern.search(name)}
+    assert set(matching(model, [written])) == by_pattern
 
 
 def test_a_person_may_write_the_toml():
@@ -113,6 +191,8 @@ def test_an_engine_takes_a_config_or_keywords_and_not_both():
         AmpEngine(model, optimizer, "fp32", config=AmpConfig(), seed=4)
     with pytest.raises(AmpConfigError, match=r"^unknown key 'max_norm' in the config, did you mean"):
         AmpEngine(model, optimizer, max_norm=1.0)
+    with pytest.raises(AmpConfigError, match=r"^config=\{'seed': 3\} must be an AmpConfig; AmpConfig\.from_dict\(\)"):
+        AmpEngine(model, optimizer, config={"seed": 3})
 
 
 def test_auto_becomes_a_precision_that_the_device_offers():

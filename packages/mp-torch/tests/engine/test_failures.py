@@ -65,6 +65,26 @@ def test_a_model_that_is_none_is_refused(model):
         AmpEngine(model, torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
 
 
+def test_a_parameter_without_a_shape_is_refused_by_name_and_trains_once_it_has_one():
+    model = nn.Sequential(nn.LazyLinear(2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        AmpConfigError, match=r"^parameter '0\.weight' has no shape yet; run one batch through the lazy"
+    ):
+        AmpEngine(model, optimizer, "bf16-true")
+    model(torch.ones(3, 4))
+    engine = AmpEngine(model, torch.optim.SGD(model.parameters(), lr=0.1), "bf16-true")
+    engine.backward(forward(model, engine, torch.randn(3, 4)))
+    assert engine.step().applied
+
+
+def test_a_model_built_under_inference_mode_is_refused_at_construction():
+    with torch.inference_mode():
+        model = nn.Linear(1, 1)
+    with pytest.raises(AmpConfigError, match=r"^parameter 'weight' was made under torch\.inference_mode\(\), where"):
+        AmpEngine(model, torch.optim.SGD(model.parameters(), lr=0.1), "fp32")
+
+
 @pytest.mark.parametrize("optimizer", [None, "adamw", ["adamw"], torch.optim.SGD])
 def test_an_optimizer_that_is_none_is_refused(optimizer):
     with pytest.raises(AmpConfigError, match=r"optimizer=.* must be a torch\.optim\.Optimizer, or a sequence of them"):

@@ -256,7 +256,12 @@ def test_a_scheduler_steps_with_applied_updates_only():
     ("make", "message"),
     [
         (torch.optim.lr_scheduler.ReduceLROnPlateau, "ReduceLROnPlateau needs a metric at every step()"),
-        (lambda _: "cosine", "scheduler='cosine' has no step(); pass one of torch.optim.lr_scheduler, or a list"),
+        (lambda _: "cosine", "scheduler='cosine' is none; pass one of torch.optim.lr_scheduler, or a list of them"),
+        (lambda optimizer: optimizer, "scheduler=SGD ("),
+        (
+            lambda _: torch.optim.lr_scheduler.StepLR(torch.optim.SGD(nn.Linear(1, 1).parameters()), 1),
+            "StepLR moves the learning rate of another optimizer than the engine's; build it from the one",
+        ),
     ],
 )
 def test_a_scheduler_that_the_engine_cannot_step_is_refused(make, message):

@@ -116,6 +116,17 @@ def test_complex_parameters_are_refused_by_name_unless_they_do_not_train():
     assert model.phase.dtype == torch.complex64
 
 
+def test_frozen_parameters_of_a_dtype_that_somebody_chose_keep_it_in_a_true_precision():
+    model = nn.Linear(4, 1)
+    dtypes = (torch.float16, torch.float64, torch.float8_e4m3fn, torch.uint8, torch.float32)
+    for dtype in dtypes:
+        frozen = nn.Parameter(torch.ones(4).to(dtype), requires_grad=False)
+        model.register_parameter(str(dtype).removeprefix("torch."), frozen)
+    AmpEngine(model, torch.optim.SGD([model.weight, model.bias], lr=0.1), "bf16-true")
+    held = [getattr(model, str(dtype).removeprefix("torch.")).dtype for dtype in dtypes]
+    assert held == [*dtypes[:-1], torch.bfloat16]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16-mixed", "bf16-mixed", "bf16-true"])
 def test_sparse_gradients_are_clipped_and_applied_as_dense_ones(precision):
     def run(sparse):
