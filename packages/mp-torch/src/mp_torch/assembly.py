@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mp_torch.config import AmpConfig
     from mp_torch.devices import Device
+    from mp_torch.ranks import Ranks
 
 __all__ = ["Assembly", "Part"]
 
@@ -238,10 +239,11 @@ class Assembly:
 
         A replica that lacks a sum takes part with zeros, and looks whether another one has it.
         """
-        if not ranks.sums_apart or self.row.parameter == torch.float32:
+        if not ranks.sums_apart or self.row.parameter == torch.float32 or self.config.accumulate != "fp32":
             return
         weights = [part.weight for part in self.parts if part.weight.parameter.dtype != torch.float32]
-        sums = [torch.zeros_like(w.held, dtype=torch.float32) if w.accumulated is None else w.accumulated for w in weights]
+        zeros = partial(torch.zeros_like, dtype=torch.float32)
+        sums = [zeros(w.held) if w.accumulated is None else w.accumulated for w in weights]
         here = torch.tensor([float(w.accumulated is not None) for w in weights], device=self.device.device)
         ranks.average_([here, *sums])
         if any(w.accumulated is None for w in weights):

@@ -32,6 +32,9 @@ class Ranks(Protocol):
     opens_windows: bool
     """Whether ``step()`` ends a micro-step whose backward somebody else ran."""
 
+    sums_apart: bool
+    """Whether every rank adds up micro-steps by itself, so that sums kept beside the gradients must be averaged."""
+
     @property
     def count(self) -> int:
         """How many ranks there are."""
@@ -41,6 +44,13 @@ class Ranks(Protocol):
 
         Args:
             last: gradients are exchanged in this one; in the others they stay on their rank.
+        """
+
+    def average_(self, sums: Sequence[torch.Tensor]) -> None:
+        """Overwrite sums of a window, which ``sums_apart`` kept beside the gradients, by their mean over the ranks.
+
+        Args:
+            sums: fp32, of the same shapes on every rank.
         """
 
     def around(self, action: str) -> AbstractContextManager[None]:

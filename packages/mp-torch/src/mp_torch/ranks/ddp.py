@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
 from torch.futures import Future
 
 from mp_torch.errors import AmpConfigError
-from mp_torch.ranks.average import WIRE, factors, mean_in_future
+from mp_torch.ranks.average import WIRE, factors, mean_, mean_in_future
 from mp_torch.ranks.group import GroupRanks
 
 if TYPE_CHECKING:
@@ -66,6 +67,16 @@ class DataParallelRanks(GroupRanks):
         self._exchange = last
         with super().micro_step(last=last):
             yield
+
+    sums_apart = True
+    """The hook sees the gradients of one micro-step."""
+
+    def average_(self, sums: Sequence[Tensor]) -> None:
+        """One exchange for all, as gradients are exchanged."""
+        flat = torch.cat([one.reshape(-1) for one in sums])
+        mean_(flat, self.group, self._wire, self._divide)
+        for one, mean in zip(sums, torch.split(flat, [one.numel() for one in sums]), strict=True):
+            one.copy_(mean.view_as(one))
 
     def tensor_sums(self, sums: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Every rank has the same gradients, so one that differs is not finite: the largest is the sum of each."""

@@ -50,6 +50,9 @@ class GroupRanks:
     opens_windows = False
     """``backward()`` is the engine's."""
 
+    sums_apart = False
+    """What is kept beside the gradients was exchanged before."""
+
     @property
     def count(self) -> int:
         """How many ranks there are."""
@@ -60,6 +63,9 @@ class GroupRanks:
         """Gradients stay as backward made them."""
         with self.alarm.around("backward()"):
             yield
+
+    def average_(self, sums: Sequence[Tensor]) -> None:
+        """They are averaged already."""
 
     def around(self, action: str) -> AbstractContextManager[None]:
         """Watched over by the alarm."""

@@ -87,6 +87,9 @@ class LocalRanks:
     opens_windows = False
     """``backward()`` is the engine's."""
 
+    sums_apart = False
+    """There is one sum."""
+
     @property
     def count(self) -> int:
         """One."""
@@ -95,6 +98,9 @@ class LocalRanks:
     def micro_step(self, *, last: bool) -> AbstractContextManager[None]:  # noqa: ARG002  # nobody to exchange with
         """Nothing to hold back."""
         return nullcontext()
+
+    def average_(self, sums: Sequence[torch.Tensor]) -> None:
+        """They are the mean."""
 
     def around(self, action: str) -> AbstractContextManager[None]:  # noqa: ARG002  # nobody to warn
         """Nobody waits for this one."""
