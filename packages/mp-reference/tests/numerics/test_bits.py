@@ -13,6 +13,7 @@ from mp_reference.numerics.bits import (
     format_of,
     from_codes,
     hex_of,
+    native,
     ordinals,
     same_bits,
     ulp_distance,
@@ -40,6 +41,15 @@ def test_codes_and_back_share_memory_and_bits(dtype):
     again = from_codes(codes, dtype)
     assert np.shares_memory(x, again)
     assert same_bits(x, again).all()
+
+
+def test_codes_of_the_other_byte_order_are_the_same_codes():
+    swapped = np.array([1.0, -2.0], ">f2")
+    assert codes_of(swapped).tolist() == [0x3C00, 0xC000]
+    assert from_codes(codes_of(swapped).astype(">u2"), swapped.dtype).tolist() == [1.0, -2.0]
+    assert native(swapped).dtype == np.float16
+    here = np.float32([1.0])
+    assert native(here) is here
 
 
 def test_codes_of_another_width_are_refused():

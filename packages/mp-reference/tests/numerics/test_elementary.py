@@ -163,6 +163,15 @@ def test_8_bit_formats_have_their_functions_too():
     assert differing_bits(got, wanted) == 0
 
 
+@pytest.mark.parametrize("name", ["log", "log2", "log1p"])
+def test_functions_of_formats_without_nan_refuse_only_what_they_cannot_say(name):
+    one_and_two = np.array([1.0, 2.0], mp.E2M1FN.dtype)
+    wanted = [exact.round_exact(FUNCTIONS[name][0](x), mp.E2M1FN) for x in (1.0, 2.0)]
+    assert getattr(elementary, name)(one_and_two).astype(float).tolist() == wanted
+    with pytest.raises(ValueError, match=r"element 1 is NaN and float4_e2m1fn has none; replace NaN first"):
+        getattr(elementary, name)(np.array([1.0, -2.0], mp.E2M1FN.dtype))
+
+
 def test_float32_is_refused_with_the_way_out():
     for call in (elementary.exp, lambda x: power(x, x)):
         with pytest.raises(TypeError, match=r"at most 16 bits, got float32; cast with mp.cast\(x, mp.BF16\)"):
@@ -215,6 +224,9 @@ def test_special_powers_are_those_of_ieee():
     ]  # fmt: skip
     x, y, wanted = np.array(cases).T.astype(np.float16)
     assert differing_bits(power(x, y), wanted) == 0
+    for base, exponent, limit in ((-inf, 0.5, inf), (-0.0, 0.5, 0.0), (-inf, 3.0, -inf), (-0.0, -0.5, inf)):
+        one_exponent = power(np.full(3, base, np.float16), np.float16(exponent))  # where NumPy takes a root instead
+        assert differing_bits(one_exponent, np.full(3, limit, np.float16)) == 0
     assert power(np.float16(2), np.float16(3)).shape == ()
     assert power(np.ones((0, 2), np.float16), np.float16(3)).shape == (0, 2)
 

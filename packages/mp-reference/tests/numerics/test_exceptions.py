@@ -55,6 +55,12 @@ def test_counts_are_those_of_the_flags():
         (lambda x: exception_flags("add", x, x, rounding="stochastic"), ValueError, "choose one of the other six"),
         (lambda x: exception_flags("add", x, x, rounding="up"), ValueError, "rounding='up' must be one of"),
         (
+            lambda x: exception_flags("add", x),
+            TypeError,
+            "add takes 2 operands, got 1; pass as many arrays of one dtype",
+        ),
+        (lambda x: count_exceptions("sqrt", x, x), TypeError, "sqrt takes 1 operands, got 2; pass as many arrays"),
+        (
             lambda x: exception_flags("add", x.astype(mp.E4M3FN.dtype), x.astype(mp.E4M3FN.dtype)),
             TypeError,
             "float8_e4m3fn has no infinity, so IEEE exceptions are not defined for it; use an ieee format",

@@ -149,6 +149,15 @@ def test_float32_factors_are_cut_to_tf32_on_nvidia_and_kept_on_amd():
     assert mp.matmul(a, one, accumulator=mp.tensor_core("f32_16x16x8_xf32")).item() == 1
 
 
+@pytest.mark.parametrize("accumulator", ["fp32", "exact", mp.FP16, mp.tensor_core("hopper")], ids=str)
+def test_factors_of_the_other_byte_order_are_the_same_numbers(accumulator):
+    here = [np.linspace(-3, 3, n, dtype=HALF).reshape(shape) for n, shape in ((12, (3, 4)), (20, (4, 5)), (15, (3, 5)))]
+    there = [x.astype(x.dtype.newbyteorder(">")) for x in here]
+    wanted = mp.matmul(*here[:2], np.zeros((3, 5), np.float32), accumulator)
+    assert same_bits(mp.matmul(*there[:2], np.zeros((3, 5), ">f4"), accumulator), wanted).all()
+    assert same_bits(mp.sum(there[2], accumulator), mp.sum(here[2], accumulator)).all()
+
+
 def test_the_addend_is_where_the_accumulator_starts():
     c = HALF([[2048]])
     ones = np.ones((1, 3), HALF)

@@ -9,7 +9,7 @@ import numpy as np
 from mp_reference.spec.formats import FORMATS, FloatFormat
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
     "codes_of",
@@ -18,6 +18,7 @@ __all__ = [
     "from_codes",
     "hex_of",
     "is_nan",
+    "native",
     "ordinals",
     "same_bits",
     "ulp_distance",
@@ -54,6 +55,24 @@ def format_of(dtype: Any) -> FloatFormat:
     return row
 
 
+def native(x: ArrayLike) -> NDArray[Any]:
+    """An array in the byte order of this machine, in which codes can be viewed.
+
+    Args:
+        x: anything that ``np.asarray`` takes, such as an array read from a file of the other byte order.
+
+    Returns:
+        The array itself, or a copy with the same values.
+
+    Source: NumPy's dtypes carry a byte order, formats do not.
+
+    >>> native(np.array([1.0], ">f2")).dtype
+    dtype('float16')
+    """
+    values = np.asarray(x)
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+
+
 def codes_of(x: NDArray[Any]) -> NDArray[Any]:
     """View numbers as their codes.
 
@@ -61,14 +80,15 @@ def codes_of(x: NDArray[Any]) -> NDArray[Any]:
         x: floating array of 1, 2, 4 or 8 bytes an element, any shape.
 
     Returns:
-        uint8, uint16, uint32 or uint64 of the same shape, sharing memory; formats below 8 bits sit in the low bits.
+        uint8, uint16, uint32 or uint64 of the same shape, sharing memory where ``x`` has the machine's byte order;
+        formats below 8 bits sit in the low bits.
 
     Source: IEEE 754-2019, 3.4 (interchange encodings).
 
     >>> codes_of(np.array([1.0, -0.0], np.float16)).tolist()
     [15360, 32768]
     """
-    x = np.asarray(x)
+    x = native(x)
     codes: NDArray[Any] = x.view(_UNSIGNED[x.dtype.itemsize])
     return codes
 
@@ -81,7 +101,7 @@ def from_codes(codes: NDArray[Any], dtype: Any) -> NDArray[Any]:
         dtype: a floating dtype, of NumPy or ml_dtypes.
 
     Returns:
-        Array of ``dtype``, sharing memory.
+        Array of ``dtype`` in the machine's byte order, sharing memory where the codes have it.
 
     Raises:
         TypeError: the widths differ.
@@ -91,11 +111,11 @@ def from_codes(codes: NDArray[Any], dtype: Any) -> NDArray[Any]:
     >>> from_codes(np.array([0x3C00], np.uint16), np.float16)
     array([1.], dtype=float16)
     """
-    codes = np.asarray(codes)
+    codes = native(codes)
     wanted = _UNSIGNED[np.dtype(dtype).itemsize]
     if codes.dtype != wanted:
         raise TypeError(f"codes of {np.dtype(dtype).name} are {wanted.name}, got {codes.dtype.name}; cast them first")
-    return codes.view(dtype)
+    return codes.view(np.dtype(dtype).newbyteorder("="))
 
 
 def is_nan(x: NDArray[Any]) -> NDArray[np.bool_]:
@@ -135,7 +155,7 @@ def same_bits(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
     >>> same_bits(np.array([0.0, np.nan]), np.array([-0.0, -np.nan])).tolist()
     [False, True]
     """
-    a, b = np.asarray(a), np.asarray(b)
+    a, b = native(a), native(b)
     if a.dtype != b.dtype:
         raise TypeError(f"same_bits needs one dtype, got {a.dtype} and {b.dtype}; cast one of them explicitly")
     equal: NDArray[np.bool_] = (codes_of(a) == codes_of(b)) | (is_nan(a) & is_nan(b))
@@ -200,7 +220,7 @@ def ulp_distance(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.int64]:
     >>> ulp_distance(np.array([1.0], np.float16), np.array([1.0009765625], np.float16))
     array([1])
     """
-    a, b = np.asarray(a), np.asarray(b)
+    a, b = native(a), native(b)
     if a.dtype != b.dtype:
         raise TypeError(f"ulp_distance needs one dtype, got {a.dtype} and {b.dtype}; cast one of them explicitly")
     fmt = format_of(a.dtype)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mp_reference.numerics.bits import codes_of, from_codes
-from mp_reference.numerics.codec import code_dtype, decode, encode
+from mp_reference.numerics.codec import code_dtype, decode, encode, refuse_nan
 from mp_reference.numerics.elementwise import operands_of
 
 if TYPE_CHECKING:
@@ -103,15 +103,16 @@ def _value(name: str, x: float) -> float:
 
 
 @lru_cache(maxsize=128)
-def _table(name: str, fmt: FloatFormat) -> NDArray[Any]:
-    """The result's code for every code."""
+def _tables(name: str, fmt: FloatFormat) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """The result's code for every code, and its value in float64."""
     inputs = decode(np.arange(1 << fmt.bits, dtype=np.uint32).astype(code_dtype(fmt)), fmt)
     wide = np.array([_value(name, x) for x in inputs.tolist()])
     pattern = wide.view(np.int64)
     forty = ((pattern + (1 << 12)) & ~np.int64((1 << 13) - 1)).view(np.float64)
-    table = encode(np.where(np.isfinite(wide), forty, wide), fmt)
-    table.flags.writeable = False
-    return table
+    known = np.where(np.isfinite(wide), forty, wide)
+    table = encode(known if fmt.has_nan else np.nan_to_num(known, posinf=np.inf, neginf=-np.inf), fmt)
+    table.flags.writeable = wide.flags.writeable = False
+    return table, wide
 
 
 def _apply(name: str, x: ArrayLike) -> NDArray[Any]:
@@ -121,7 +122,11 @@ def _apply(name: str, x: ArrayLike) -> NDArray[Any]:
             f"{name} is correctly rounded for formats of at most 16 bits, got {values.dtype}; cast with mp.cast(x, "
             "mp.BF16) or use numpy, knowing that its last bit is not guaranteed"
         )
-    return from_codes(np.take(_table(name, fmt), codes_of(values), mode="clip"), values.dtype)
+    table, wide = _tables(name, fmt)
+    codes = codes_of(values)
+    if not fmt.has_nan:
+        refuse_nan(np.take(wide, codes, mode="clip"), fmt)
+    return from_codes(np.take(table, codes, mode="clip"), values.dtype)
 
 
 def exp(x: ArrayLike) -> NDArray[Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mp_reference.numerics.bits import codes_of, format_of
+from mp_reference.numerics.bits import codes_of, format_of, native
 from mp_reference.numerics.codec import decoder_for, encoder_for, refuse_nan
 from mp_reference.numerics.odd import ODD
 from mp_reference.numerics.rounding import check_rounding
@@ -45,7 +45,7 @@ def operands_of(name: str, *arrays: ArrayLike) -> tuple[FloatFormat, list[NDArra
     >>> operands_of("add", np.float16(1), np.float16(2))[0].name
     'fp16'
     """
-    values = [np.asarray(array) for array in arrays]
+    values = [native(array) for array in arrays]
     dtypes = {value.dtype for value in values}
     if len(dtypes) > 1:
         raise TypeError(
@@ -85,7 +85,7 @@ def once(name: str, rounding: Rounding, *arrays: ArrayLike) -> NDArray[Any]:
         with np.errstate(all="ignore"):
             return np.asarray(_UFUNCS[name](*values))
     out = np.empty(np.broadcast_shapes(*(value.shape for value in values)), fmt.dtype)
-    narrow = rounding == "nearest-even" and name in _UFUNCS
+    narrow = rounding == "nearest-even" and name in _UFUNCS and fmt.has_zero  # else what vanishes is not the smallest
     run = _through_float32 if narrow else _through_float64
     run(name, fmt, rounding, values, out)
     return out

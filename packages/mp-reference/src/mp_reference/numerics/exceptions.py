@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ExceptionCounts", "ExceptionFlag", "Tininess", "count_exceptions", "exception_flags"]
 
 Tininess = Literal["after", "before"]
+_OPERANDS = {"sqrt": 1, "rsqrt": 1, "fma": 3}  # all others take two
 
 
 class ExceptionFlag(IntFlag):
@@ -74,7 +75,8 @@ def exception_flags(
         uint8, the broadcast shape, bits as in ``ExceptionFlag``.
 
     Raises:
-        TypeError: the dtypes differ, or their format has no infinity and so no IEEE exceptions.
+        TypeError: too few or too many operands, dtypes that differ, or a format without infinity, which has no IEEE
+            exceptions.
         ValueError: an unknown operation, rounding or tininess.
 
     Source: IEEE 754-2019, 7.2 to 7.6; ``fma(0, inf, nan)`` is invalid, as 7.2 allows.
@@ -90,6 +92,8 @@ def exception_flags(
     if rounding == "stochastic":
         raise ValueError("stochastic rounding raises no IEEE exceptions; choose one of the other six")
     check_rounding(rounding)
+    if len(operands) != (wanted := _OPERANDS.get(name, 2)):
+        raise TypeError(f"{name} takes {wanted} operands, got {len(operands)}; pass as many arrays of one dtype")
     fmt, values = operands_of(name, *operands)
     if not fmt.has_inf:
         raise TypeError(f"{fmt.name} has no infinity, so IEEE exceptions are not defined for it; use an ieee format")

@@ -56,7 +56,7 @@ def pow(x: ArrayLike, y: ArrayLike) -> NDArray[Any]:  # noqa: A001  # the operat
         )
     with np.errstate(all="ignore"):
         wide_base, wide_exponent = (decode(codes_of(operand), fmt).astype(np.float64) for operand in (base, exponent))
-        power = np.asarray(np.power(wide_base, wide_exponent))
+        power = _power(wide_base, wide_exponent)
     wide_base, wide_exponent = np.broadcast_arrays(wide_base, wide_exponent)
     midpoint, doubtful = _midpoints_near(power, fmt)
     for where in zip(*np.nonzero(np.atleast_1d(doubtful)), strict=True):
@@ -64,6 +64,14 @@ def pow(x: ArrayLike, y: ArrayLike) -> NDArray[Any]:  # noqa: A001  # the operat
         side = side_of_power(float(wide_base[place]), float(wide_exponent[place]), float(midpoint[place]))
         power[place] = midpoint[place] * (1 + side * 2.0**-40)
     return from_codes(encode(power, fmt), base.dtype)
+
+
+def _power(base: NDArray[np.float64], exponent: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64's power; NumPy's turns into a square root where the exponent is 1/2, and that has other limits."""
+    limit = (base == 0) | np.isinf(base)
+    power = np.asarray(np.power(np.where(limit, np.abs(base), base), exponent))
+    odd = np.fmod(np.abs(exponent), 2) == 1
+    return np.where(limit & np.signbit(base) & odd, -power, power)
 
 
 def _midpoints_near(power: NDArray[np.float64], fmt: FloatFormat) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mp_reference.numerics.bits import format_of
+from mp_reference.numerics.bits import format_of, native
 from mp_reference.numerics.codec import decode
 from mp_reference.spec.accumulators import (
     Accumulator,
@@ -90,13 +90,14 @@ def widened(x: NDArray[Any]) -> NDArray[np.float32]:
         x: of a dtype that stores a named format.
 
     Returns:
-        float32, the same shape; ``x`` itself if it is that already.
+        float32 in the machine's byte order, the same shape; ``x`` itself if it is that already.
 
     Source: every named format is a subset of fp32.
 
     >>> widened(np.array([1.5], np.float16))
     array([1.5], dtype=float32)
     """
+    x = native(x)
     if x.dtype == np.float32:
         return x
     if x.dtype.name == "bfloat16":  # ml_dtypes has the fastest way
