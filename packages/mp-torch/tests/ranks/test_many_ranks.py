@@ -375,7 +375,8 @@ def bytes_on_the_wire(wire: str) -> float:
     def counted(name):
         def call(*tensors, **options):
             nonlocal sent
-            sent += SENT[name] * tensors[-1].nbytes
+            splits = options.get("input_split_sizes")  # of bytes; what stays here is none of them
+            sent += SENT[name] * tensors[-1].nbytes if splits is None else sum(splits)
             return real[name](*tensors, **options)
 
         return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import torch
 from torch.futures import Future
 
 from mp_torch.errors import AmpConfigError
-from mp_torch.ranks.average import WIRE, factors, mean_, mean_in_future
+from mp_torch.ranks.average import WIRE, Exchange, Room, exchange_of, factors, mean_, wide_mean_in_future
 from mp_torch.ranks.group import GroupRanks
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class DataParallelRanks(GroupRanks):
         factors(divide, 1)
         super().__init__(parameters, model.process_group)
         self._wire, self._divide, self._exchange = WIRE[reduce_dtype], divide, True
+        self._rooms = deque((Room(self._wire), Room(self._wire)))
+        self._under_way: deque[tuple[Exchange, Future[Tensor]]] = deque()
         try:
             model.register_comm_hook(None, lambda state, bucket: self._exchanged(bucket))  # noqa: ARG005  # torch asks
         except RuntimeError as error:
@@ -55,16 +58,33 @@ class DataParallelRanks(GroupRanks):
             ) from error
 
     def _exchanged(self, bucket: GradBucket) -> Future[Tensor]:
+        if self._exchange and self._wire == torch.float32:
+            return wide_mean_in_future(bucket.buffer(), self.group, self._divide)
+        done: Future[Tensor] = Future()
         if not self._exchange:
-            done: Future[Tensor] = Future()
             done.set_result(bucket.buffer())
             return done
-        return mean_in_future(bucket.buffer(), self.group, self._wire, self._divide)
+        if self._under_way:  # what the last bucket waits for had time to come while this one was made
+            self._under_way[-1][0].add()
+        if len(self._under_way) == len(self._rooms):
+            self._finish_first()
+        self._rooms.rotate()
+        self._under_way.append((exchange_of(bucket.buffer(), self.group, self._divide, self._rooms[0]), done))
+        if bucket.is_last():
+            self._under_way[-1][0].add()
+            while self._under_way:
+                self._finish_first()
+        return done
+
+    def _finish_first(self) -> None:
+        exchange, done = self._under_way.popleft()
+        done.set_result(exchange.finish())
 
     @contextmanager
     def micro_step(self, *, last: bool) -> Iterator[None]:
         """Exchange gradients in the last micro-step only; in the others they are added up on their rank."""
         self._exchange = last
+        self._under_way.clear()  # a window that failed may have left some
         with super().micro_step(last=last):
             yield
 

@@ -110,6 +110,7 @@ def why_fixed(model: nn.Module) -> str | None:
 def replicated(model: nn.Module, group: ProcessGroup | None, **options: Any) -> DistributedDataParallel:
     """The model in ``DistributedDataParallel``, which is to be called in its place."""
     _require_running("replicate()")
+    options.setdefault("gradient_as_bucket_view", True)  # else every gradient is held twice
     return DistributedDataParallel(model, process_group=group, **options)
 
 
