@@ -11,7 +11,7 @@ import torch
 from mp_torch.errors import AmpConfigError, AmpStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_dtypes",
     "check_optimizers",
+    "check_spectral_norms",
     "checked_limit",
     "checked_losses",
     "checked_pair",
@@ -119,6 +120,27 @@ def check_dtypes(
             f"precision={row.name!r} trains {' or '.join(legal)} parameters, not {listed}{more}; use the -true "
             "precision of their dtype, which holds fp32 masters for 16-bit parameters, or model.float()"
         )
+
+
+def check_spectral_norms(model: nn.Module, kept: Container[str]) -> None:
+    """Refuse hooks that multiply 16-bit weights by vectors of fp32.
+
+    Args:
+        model: whose parameters become 16-bit ones.
+        kept: modules that keep fp32.
+
+    Raises:
+        AmpConfigError: a module with ``torch.nn.utils.spectral_norm``; it is named.
+
+    >>> check_spectral_norms(torch.nn.Linear(1, 1), ())
+    """
+    for name, module in model.named_modules():
+        hooks = module._forward_pre_hooks.values()  # noqa: SLF001  # torch gives them no public name
+        if name not in kept and any(type(hook).__name__ == "SpectralNorm" for hook in hooks):
+            raise AmpConfigError(
+                f"the hook of torch.nn.utils.spectral_norm on {name!r} cannot multiply 16-bit weights by its fp32 "
+                f"vectors; use torch.nn.utils.parametrizations.spectral_norm, or keep_fp32=[{name!r}]"
+            )
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -11,7 +11,13 @@ import torch
 from torch import nn
 
 from mp_torch import master
-from mp_torch.admission import check_dtypes, check_optimizers, checked_limit, sparse_parameters
+from mp_torch.admission import (
+    check_dtypes,
+    check_optimizers,
+    check_spectral_norms,
+    checked_limit,
+    sparse_parameters,
+)
 from mp_torch.decision import ClipSet
 from mp_torch.devices import device_of
 from mp_torch.drift import Admitted
@@ -83,6 +89,8 @@ class Assembly:
         self.kept = self._kept_modules()
         self.statistics = matching(model, STATISTICS)
         check_dtypes(self.row, self.optimizers, self.names)
+        if self.row.parameter != torch.float32:
+            check_spectral_norms(model, self.kept)
         self.sparse = sparse_parameters(model)
         self.updaters = [self._updater(one) for one in self.optimizers]
         self.regions = self._install_regions()

@@ -168,17 +168,35 @@ def _decided(assembly: Assembly, name: str, module: nn.Module) -> tuple[str, str
         return "tf32" if row.tf32 else "float32", f"precision={row.name}"
     if name in assembly.statistics:
         return "as its inputs", "parameters and statistics in fp32"
-    op = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(module).__name__).lower()
-    op = re.sub(r"_?loss$", "", op).replace("batch_norm1d", "batch_norm")
+    ops = _functions_of(type(module))
     for source, rules in (("op_rules", config.op_rules), ("safe_ops", _safe_rules(assembly))):
-        if op in rules:
-            return _of_rule(rules[op], row.compute), f"{source}: {op}"
+        for op in ops:
+            if op in rules:
+                return _of_rule(rules[op], row.compute), f"{source}: {op}"
     followed = rules_followed(assembly.device.type)
-    device_rule = rule_of(op, followed) if followed in DEVICES else None
-    if device_rule is not None:
-        emulated = "" if followed == assembly.device.type else "emulated "
-        return _of_rule(str(device_rule), row.compute), f"autocast on {emulated}{followed}: {op}"
+    for op in ops if followed in DEVICES else ():
+        device_rule = rule_of(op, followed)
+        if device_rule is not None:
+            emulated = "" if followed == assembly.device.type else "emulated "
+            return _of_rule(str(device_rule), row.compute), f"autocast on {emulated}{followed}: {op}"
     return "as its inputs", "no rule"
+
+
+_CALLS = {
+    "BCELoss": "binary_cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy_with_logits", "PReLU": "prelu",
+    "MultiLabelMarginLoss": "multilabel_margin_loss", "MultiheadAttention": "linear", "RNNBase": "linear",
+    "RNNCellBase": "linear",
+}  # fmt: skip
+"""Modules of torch whose class is not named like the function that decides for them."""
+
+
+def _functions_of(kind: type) -> tuple[str, ...]:
+    """Names that the function may have which a module of this class calls: its own, then those of its base classes."""
+    found: list[str] = []
+    for one in kind.__mro__[: kind.__mro__.index(torch.nn.Module)]:
+        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", one.__name__).lower()
+        found += [_CALLS.get(one.__name__, snake), snake.removesuffix("_loss"), re.sub(r"\dd$", "", snake)]
+    return tuple(dict.fromkeys(found))
 
 
 def _safe_rules(assembly: Assembly) -> dict[str, str]:

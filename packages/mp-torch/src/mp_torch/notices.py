@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import sys
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,10 +18,26 @@ if TYPE_CHECKING:
     from mp_torch.outcome import Step
     from mp_torch.scaling import MovingScale
 
-__all__ = ["Notices"]
-
+__all__ = ["Notices", "warn"]
 
 _log = logging.getLogger("mp_torch")
+
+_INSIDE = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__)
+"""Files that no user wrote."""
+
+
+def warn(message: str) -> None:
+    """Warn, pointing at the user's own line, however deep in this package and torch it was found.
+
+    >>> with warnings.catch_warnings(record=True, action="always") as caught:
+    ...     warn("look here")
+    >>> str(caught[0].message)
+    'look here'
+    """
+    frame, level = sys._getframe(1), 2  # noqa: SLF001  # inspect's own way reads every source file
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 class Notices:
@@ -32,11 +51,11 @@ class Notices:
         self._assembly = assembly
         self._given: set[str] = set()
 
-    def once(self, message: str, *, stacklevel: int = 5) -> None:
+    def once(self, message: str) -> None:
         """Warn, unless this message was given before."""
         if message not in self._given:
             self._given.add(message)
-            warnings.warn(message, stacklevel=stacklevel)
+            warn(message)
 
     def outer_autocast(self) -> None:
         """Somebody else's autocast surrounds the engine's, with another dtype."""
@@ -60,10 +79,9 @@ class Notices:
         """Somebody changed 16-bit parameters; every time, since bits are lost every time."""
         changed = self._assembly.reconcile_()
         if changed:
-            warnings.warn(
+            warn(
                 f"{len(changed)} parameters, {changed[0]!r} first, were changed from outside; their masters are "
-                "rebuilt from them and lose the bits that 16 do not hold. Load the engine's state as well to keep them",
-                stacklevel=4,
+                "rebuilt from them and lose the bits that 16 do not hold. Load the engine's state as well to keep them"
             )
 
     def outcome(self, step: Step, scale: MovingScale) -> None:

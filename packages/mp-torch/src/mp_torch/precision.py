@@ -11,7 +11,6 @@ import fnmatch
 import functools
 import re
 import threading
-import warnings
 from contextlib import ContextDecorator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -21,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from mp_torch.dtypes import nearest
 from mp_torch.errors import AmpConfigError
+from mp_torch.notices import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,15 +48,22 @@ _T = TypeVar("_T")
 
 SAFE_OPS = (
     "softmax", "softmin", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm", "instance_norm",
-    "normalize", "cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "kl_div",
+    "gumbel_softmax", "normalize", "cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "kl_div",
 )  # fmt: skip
 """Functions that lose too much in 16 bits: sums over many terms, and losses."""
 
-JOINING_OPS = ("cat", "stack")
-"""Functions that autocast refuses when fp16 meets bf16; here the result is wide enough for both."""
+JOINING_OPS = ("cat", "stack", "bilinear")
+"""Functions that refuse inputs of several dtypes; here the result is wide enough for all."""
 
-SAFE_MODULES = ("re:class .*(Rotary|RoPE|Positional?Enc|Position.*Embed|Sinusoid)",)
-"""Modules that compute in fp32: positions, which past 256 are not even told from their neighbours in bf16."""
+SAFE_MODULES = ("re:class .*(Rotary|RoPE|Positional?Enc|Position.*Embed|Sinusoid)", r"re:class .*\._SpectralNorm$")
+"""Modules that compute in fp32: positions, which past 256 are not even told from their neighbours in bf16, and the
+spectral norm, whose vectors stay in fp32 from one step to the next."""
+
+_OPERATORS = {
+    "pow": ("__pow__", "__rpow__"), "sub": ("__rsub__",), "div": ("__rdiv__",), "matmul": ("__rmatmul__",),
+    "remainder": ("__rmod__",), "floor_divide": ("__floordiv__", "__rfloordiv__"),
+}  # fmt: skip
+"""Operators that are functions of their own; the others call the method."""
 
 STATISTICS = ("re:class .*BatchNorm",)
 """Modules whose parameters stay in fp32 beside their statistics; the kernels take 16-bit inputs and add up in fp32."""
@@ -80,6 +87,7 @@ def functions_named(name: str) -> list[Callable[..., Any]]:
     True
     """
     found = [function for home in _HOMES if callable(function := getattr(home, name, None))]
+    found += [getattr(torch.Tensor, operator) for operator in _OPERATORS.get(name, ())]
     if not found:
         known = {one for home in _HOMES for one in dir(home) if not one.startswith("_")}
         raise AmpConfigError(
@@ -142,10 +150,9 @@ class OpRules(TorchFunctionMode):
         inner = torch.get_autocast_dtype(self.device_type)
         if torch.is_autocast_enabled(self.device_type) and inner != self.lower:
             self.warned = True
-            warnings.warn(
+            warn(
                 f"torch.autocast of {inner} inside engine.autocast() of {self.lower}: within it {inner} holds, but for "
-                "functions and modules that the engine's rules name",
-                stacklevel=4,
+                "functions and modules that the engine's rules name"
             )
 
     def _dtype(self, rule: str, args: tuple[Any, ...]) -> torch.dtype:

@@ -286,3 +286,69 @@ def test_loading_an_optimizers_own_state_keeps_every_bit_of_its_moments(precisio
     assert same(moments, [optimizer.state[part.weight.trained]["exp_avg"] for part in engine.assembly.parts])
     assert engine.dtypes().moments == "float32"
     assert step(model, engine).applied
+
+
+# ---- weights changed by .data, which torch does not count ----
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "fp16-true"])
+@pytest.mark.parametrize("size", [8, 3000])
+def test_weights_clamped_through_data_stay_clamped_though_a_master_holds_them(precision, size):
+    model, engine = build(precision, torch.optim.SGD, nn.Sequential(nn.Linear(4, size), nn.Linear(size, 1)))
+    step(model, engine)
+    for one in model.parameters():
+        one.data.clamp_(-0.01, 0.01)
+    with pytest.warns(UserWarning, match="were changed from outside; their masters are rebuilt from them"):
+        step(model, engine)
+    largest = max(one.abs().max().item() for one in model.parameters())
+    assert largest < 0.02
+    assert max(one.abs().max().item() for one in engine.masters().values()) < 0.02
+
+
+def test_a_parameters_data_may_be_replaced_by_another_tensor():
+    model, engine = build("bf16-true", torch.optim.SGD)
+    step(model, engine)
+    for one in model.parameters():
+        one.data = torch.full_like(one, 7.0)
+    with pytest.warns(UserWarning, match="were changed from outside"):
+        step(model, engine)
+    assert all((one - 7.0).abs().max() < 0.1 for one in model.parameters())
+
+
+def test_a_few_elements_changed_through_data_are_found_in_time_wherever_they_are():
+    model, engine = build("bf16-true", torch.optim.SGD, nn.Sequential(nn.Linear(4, 3000), nn.Linear(3000, 1)))
+    step(model, engine)
+    masters = engine.assembly.parts[0].weight
+    found = 0
+    for _ in range(40):
+        masters.parameter.data[1717, 3] = 9.0
+        found += masters.reconcile_()
+    assert found
+
+
+# ---- warnings ----
+
+
+@pytest.mark.parametrize("case", ["outer", "inner", "outside", "changed"])
+def test_a_warning_points_at_the_users_own_line(case):
+    model, engine = build("bf16-true" if case == "changed" else "bf16-mixed")
+
+    def outer():
+        with torch.autocast("cpu", torch.float16):
+            step(model, engine)
+
+    def inner():
+        with engine.autocast(), torch.autocast("cpu", torch.float16):
+            nn.functional.softmax(torch.ones(2), -1)
+
+    def outside():
+        engine.backward(model(torch.randn(3, 4)).sum())
+
+    def changed():
+        model[0].load_state_dict({name: one + 1 for name, one in model[0].state_dict().items()})
+        step(model, engine)
+
+    provoke = {"outer": outer, "inner": inner, "outside": outside, "changed": changed}[case]
+    with pytest.warns(UserWarning, match=r"inside|changed from outside") as caught:
+        provoke()
+    assert {one.filename for one in caught} == {__file__}

@@ -10,7 +10,7 @@ from torch import nn
 
 from mp_reference.amp import stochastic as reference
 from mp_torch import AmpEngine, LossScale
-from mp_torch.master import join, split
+from mp_torch.remainder import join, split
 from mp_torch.stochastic import philox, random_bits16
 
 

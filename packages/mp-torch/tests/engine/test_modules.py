@@ -1,0 +1,183 @@
+"""What torch's own modules compute in, against what ``explain()`` says; operators; spectral norms."""
+
+import operator
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from mp_torch import AmpConfigError, AmpEngine, LossScale
+
+
+def r(*shape):
+    return torch.randn(*shape)
+
+
+def labels(*shape):
+    return torch.randint(1, 3, shape)
+
+
+ONES = torch.ones(2)
+MODULES = {
+    "linear": (lambda: nn.Linear(4, 4), [r(2, 4)]),
+    "linear, a subclass": (lambda: type("Mine", (nn.Linear,), {})(4, 4), [r(2, 4)]),
+    "linear, parametrized": (lambda: parametrizations.weight_norm(nn.Linear(4, 4)), [r(2, 4)]),
+    "bilinear": (lambda: nn.Bilinear(4, 4, 4), [r(2, 4), r(2, 4)]),
+    "conv1d": (lambda: nn.Conv1d(3, 3, 1), [r(2, 3, 4)]),
+    "conv2d": (lambda: nn.Conv2d(3, 3, 1), [r(2, 3, 4, 4)]),
+    "conv3d": (lambda: nn.Conv3d(3, 3, 1), [r(2, 3, 4, 4, 4)]),
+    "conv_transpose1d": (lambda: nn.ConvTranspose1d(3, 3, 1), [r(2, 3, 4)]),
+    "conv_transpose2d": (lambda: nn.ConvTranspose2d(3, 3, 1), [r(2, 3, 4, 4)]),
+    "conv_transpose3d": (lambda: nn.ConvTranspose3d(3, 3, 1), [r(2, 3, 4, 4, 4)]),
+    "lstm": (lambda: nn.LSTM(4, 4), [r(2, 3, 4)]),
+    "rnn": (lambda: nn.RNN(4, 4), [r(2, 3, 4)]),
+    "rnn_cell": (lambda: nn.RNNCell(4, 4), [r(2, 4)]),
+    "attention": (lambda: nn.MultiheadAttention(4, 2), [r(2, 3, 4)] * 3),
+    "layer_norm": (lambda: nn.LayerNorm(4), [r(2, 4)]),
+    "rms_norm": (lambda: nn.RMSNorm(4), [r(2, 4)]),
+    "group_norm": (lambda: nn.GroupNorm(2, 4), [r(2, 4, 3)]),
+    "instance_norm1d": (lambda: nn.InstanceNorm1d(3, affine=True), [r(2, 3, 4)]),
+    "instance_norm3d": (lambda: nn.InstanceNorm3d(3), [r(2, 3, 4, 4, 4)]),
+    "batch_norm": (lambda: nn.BatchNorm1d(4), [r(3, 4)]),
+    "softmax": (lambda: nn.Softmax(-1), [r(2, 4)]),
+    "softmax2d": (nn.Softmax2d, [r(2, 3, 4, 4)]),
+    "log_softmax": (lambda: nn.LogSoftmax(-1), [r(2, 4)]),
+    "gelu": (nn.GELU, [r(2, 4)]),
+    "prelu": (nn.PReLU, [r(2, 4)]),
+    "silu": (nn.SiLU, [r(2, 4)]),
+    "max_pool2d": (lambda: nn.MaxPool2d(2), [r(2, 3, 4, 4)]),
+    "max_pool3d": (lambda: nn.MaxPool3d(2), [r(2, 3, 4, 4, 4)]),
+    "adaptive_avg_pool3d": (lambda: nn.AdaptiveAvgPool3d(1), [r(2, 3, 4, 4, 4)]),
+    "reflection_pad1d": (lambda: nn.ReflectionPad1d(1), [r(2, 3, 4)]),
+    "reflection_pad3d": (lambda: nn.ReflectionPad3d(1), [r(2, 3, 4, 4, 4)]),
+    "l1_loss": (nn.L1Loss, [r(2, 4), r(2, 4)]),
+    "mse_loss": (nn.MSELoss, [r(2, 4), r(2, 4)]),
+    "smooth_l1_loss": (nn.SmoothL1Loss, [r(2, 4), r(2, 4)]),
+    "huber_loss": (nn.HuberLoss, [r(2, 4), r(2, 4)]),
+    "cross_entropy": (nn.CrossEntropyLoss, [r(2, 4), labels(2)]),
+    "nll_loss": (nn.NLLLoss, [r(2, 4), labels(2)]),
+    "kl_div": (lambda: nn.KLDivLoss(reduction="sum"), [r(2, 4), r(2, 4)]),
+    "binary_cross_entropy": (nn.BCELoss, [r(2, 4).sigmoid(), r(2, 4).sigmoid()]),
+    "bce_with_logits": (nn.BCEWithLogitsLoss, [r(2, 4), r(2, 4).sigmoid()]),
+    "ctc_loss": (nn.CTCLoss, [r(5, 2, 4), labels(2, 3), torch.tensor([5, 5]), torch.tensor([3, 3])]),
+    "margin_ranking_loss": (nn.MarginRankingLoss, [r(2), r(2), ONES]),
+    "hinge_embedding_loss": (nn.HingeEmbeddingLoss, [r(2), ONES]),
+    "cosine_embedding_loss": (nn.CosineEmbeddingLoss, [r(2, 4), r(2, 4), ONES]),
+    "triplet_margin_loss": (nn.TripletMarginLoss, [r(2, 4)] * 3),
+    "soft_margin_loss": (nn.SoftMarginLoss, [r(2), ONES]),
+    "multi_margin_loss": (nn.MultiMarginLoss, [r(2, 4), labels(2)]),
+    "multilabel_margin_loss": (nn.MultiLabelMarginLoss, [r(2, 4), labels(2, 4)]),
+    "poisson_nll_loss": (nn.PoissonNLLLoss, [r(2, 4), r(2, 4)]),
+}  # fmt: skip
+
+
+def engine_of(model, precision="bf16-mixed", **settings):
+    return AmpEngine(model, torch.optim.SGD(model.parameters(), lr=0.01), precision, **settings)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_explain_says_of_a_module_is_what_its_output_shows(name):
+    make, inputs = MODULES[name]
+    module = make()
+    engine = engine_of(nn.ModuleDict({"it": module, "trained": nn.Linear(1, 1)}))
+    promised = engine.explain()["it"].compute
+    for given in (torch.float32, torch.bfloat16):
+        with engine.autocast():
+            output = module(*[one.to(given) if one.is_floating_point() else one for one in inputs])
+        output = output[0] if isinstance(output, tuple) else output
+        widest = torch.promote_types(given, torch.float32 if list(module.parameters()) else given)
+        wanted = {
+            "bfloat16": torch.bfloat16,
+            "float32": torch.float32,
+            "as its inputs": given,
+            "the widest of its inputs": widest,
+        }
+        assert output.dtype == wanted[promised], (promised, given)
+
+
+# ---- rules by op, written as operators ----
+
+
+@pytest.mark.parametrize(
+    ("name", "compute"),
+    [
+        ("pow", lambda x: x**2),
+        ("pow", lambda x: 2**x),
+        ("pow", lambda x: x**x),
+        ("sub", lambda x: x - 1),
+        ("sub", lambda x: 1 - x),
+        ("add", lambda x: 1 + x),
+        ("mul", lambda x: 2 * x),
+        ("div", lambda x: x / 3),
+        ("div", lambda x: 3 / x),
+        ("matmul", lambda x: x @ x),
+        ("remainder", lambda x: x % 3),
+        ("remainder", lambda x: 3 % x),
+        ("floor_divide", lambda x: x // 3),
+        ("floor_divide", lambda x: 3 // x),
+        ("neg", operator.neg),
+    ],
+)
+def test_a_rule_by_op_holds_for_the_operator_too(name, compute):
+    engine = engine_of(nn.Linear(1, 1), op_rules={name: "fp32"})
+    with engine.autocast():
+        assert compute(torch.full((2, 2), 1.5, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+def test_a_square_written_as_an_operator_does_not_overflow_under_a_rule():
+    engine = engine_of(nn.Linear(1, 1), "fp16-mixed", op_rules={"pow": "fp32"})
+    with engine.autocast():
+        assert (torch.tensor([300.0], dtype=torch.float16) ** 2).item() == 90000.0
+
+
+# ---- spectral norms ----
+
+
+def discriminator(spectral_norm):
+    torch.manual_seed(0)
+    return nn.Sequential(spectral_norm(nn.Linear(4, 8)), nn.ReLU(), spectral_norm(nn.Linear(8, 1)))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16-mixed", "bf16-mixed", "fp16-true", "bf16-true", "bf16-sr"])
+def test_spectral_norms_train_and_come_back_after_a_skip_in_every_precision(precision):
+    model = discriminator(parametrizations.spectral_norm)
+    scale = LossScale(init_scale=8.0) if precision.startswith("fp16") else None
+    engine = engine_of(model, precision, loss_scale=scale)
+    for x in (r(3, 4), r(3, 4), torch.full((3, 4), float("nan"))):
+        before = [one.clone() for one in model.state_dict().values()]
+        with engine.autocast():
+            loss = model(x).float().square().mean()
+        engine.backward(loss)
+        report = engine.step()
+    assert report.skipped
+    assert report.update_index == 2
+    assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))
+
+
+def test_a_16_bit_model_whose_spectral_norm_is_a_hook_is_refused_with_the_way_out():
+    hooked = nn.utils.spectral_norm
+    with pytest.raises(
+        AmpConfigError, match=r"^the hook of torch\.nn\.utils\.spectral_norm on '0' .* keep_fp32=\['0'\]"
+    ):
+        engine_of(discriminator(hooked), "bf16-true")
+    kept = engine_of(discriminator(hooked), "bf16-true", keep_fp32=["0", "2"])
+    with kept.autocast():
+        kept.backward(kept.model(r(3, 4)).float().mean())
+    assert kept.step().applied
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16-mixed", "bf16-true", "bf16-kahan"])
+def test_a_parametrized_weight_trains_by_what_it_is_made_of(precision):
+    model = nn.Linear(4, 2)
+    parametrize.register_parametrization(model, "weight", nn.Softplus())
+    before = model.weight.detach().clone()
+    scale = LossScale(init_scale=8.0) if precision.startswith("fp16") else None
+    engine = engine_of(model, precision, loss_scale=scale)
+    for _ in range(3):
+        with engine.autocast():
+            loss = model(torch.ones(3, 4)).float().square().mean()
+        engine.backward(loss)
+        assert engine.step().applied
+    assert (model.weight < before).all()
+    assert (model.weight > 0).all()
