@@ -15,8 +15,7 @@ from mp_reference.numerics import exact
 from mp_reference.numerics.bits import same_bits
 from mp_reference.numerics.products import widened
 from mp_reference.numerics.rounding import round_to
-from mp_reference.numerics.rounding_bounded import BoundedKernel
-from mp_reference.numerics.rounding_kernels import Workspace
+from mp_reference.numerics.rounding_kernels import NearestKernel, Workspace, kernel_for
 from mp_reference.spec.accumulators import Blocked, Kahan, Lanes, Pairwise, Sequential, SplitK, lanes
 
 E5M10 = mp.FloatFormat("e8m10", exponent_bits=8, mantissa_bits=10)
@@ -244,14 +243,23 @@ def test_fp16_sums_stop_growing_at_2048_and_kahan_goes_on():
 def test_the_bounded_kernel_rounds_as_the_others_up_to_the_sign_of_zero(fmt, carrier, edges):
     x = edges(fmt, every=7 if fmt.bits == 16 else 1).astype(carrier)
     x = x[np.abs(x) < fmt.max / 2]
-    got = np.empty_like(x)
-    BoundedKernel(fmt, x.dtype)(x, got, Workspace(x.size, x.dtype), None, 0)
+    got, kernel = np.empty_like(x), kernel_for(fmt, "nearest-even", "ieee", "", x.dtype.name)
+    assert isinstance(kernel, NearestKernel)
+    kernel.bounded(x, got, Workspace(x.size, x.dtype), None, 0)
     wanted = round_to(x, fmt)
     assert same_bits(got, np.where(wanted == 0, 0, wanted)).all()
 
 
 def test_the_bounded_kernel_is_for_formats_whose_powers_the_carrier_has():
-    float32 = np.dtype(np.float32)
-    assert not BoundedKernel.suits(mp.BF16, float32)
-    assert not BoundedKernel.suits(mp.FP32, float32)
-    assert BoundedKernel.suits(mp.FP32, np.dtype(np.float64))
+    assert not NearestKernel.suits(mp.BF16, "float32")
+    assert not NearestKernel.suits(mp.FP32, "float32")
+    assert NearestKernel.suits(mp.FP32, "float64")
+
+
+@pytest.mark.parametrize("fmt", [mp.E4M3FN, mp.FP16], ids=lambda fmt: fmt.name)
+def test_ties_go_away_from_zero_where_the_accumulator_says_so(fmt):
+    a, b = np.float32([[7, 0.25]]), np.ones((2, 1), np.float32)
+    if fmt == mp.FP16:
+        a = np.float32([[2048, 1]])
+    away = mp.matmul(a, b, accumulator=mp.sequential(fmt, rounding="nearest-away")).item()
+    assert (away, mp.matmul(a, b, accumulator=fmt).item()) == ((7.5, 7.0) if fmt == mp.E4M3FN else (2050, 2048))

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mp_reference.numerics.odd import ODD
-from mp_reference.numerics.rounding_bounded import BoundedKernel
-from mp_reference.numerics.rounding_kernels import Workspace, kernel_for
+from mp_reference.numerics.rounding_kernels import NearestKernel, Workspace, kernel_for
 from mp_reference.spec.accumulators import Accumulator, Kahan, Lanes, Pairwise, Sequential
 from mp_reference.spec.formats import BF16, FP16, FP32, FloatFormat
 
@@ -95,10 +94,9 @@ class _Rounder:
         self, fmt: FloatFormat, rounding: str, carrier: type[np.floating[Any]], size: int, *, bounded: bool = False
     ) -> None:
         dtype = np.dtype(carrier)
-        self.bounded = bounded and rounding == "nearest-even" and BoundedKernel.suits(fmt, dtype)
-        self.kernel: Any = kernel_for(fmt, rounding, "ieee", "", dtype.name)
-        if self.bounded:
-            self.kernel = BoundedKernel(fmt, dtype)
+        kernel = kernel_for(fmt, rounding, "ieee", "", dtype.name)
+        bounded = bounded and rounding == "nearest-even"
+        self.kernel: Any = kernel.bounded if bounded and isinstance(kernel, NearestKernel) else kernel
         self.work = Workspace(size, dtype)
         self.idle = fmt == FP32 and carrier is np.float32  # the hardware has rounded already
 

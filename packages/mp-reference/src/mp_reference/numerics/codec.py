@@ -30,6 +30,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+_LIBRARY_SOONER = 16384
+"""Elements below which NumPy's scalar conversion to fp16 beats a dozen calls."""
+
+
 def encode(
     x: ArrayLike,
     fmt: FloatFormat,
@@ -52,7 +56,7 @@ def encode(
         random_width: as ``round_to``.
 
     Returns:
-        ``code_dtype(fmt)``, shape of ``x``; NaN becomes ``nan_code(fmt)``, with the sign it had where there are two.
+        ``code_dtype(fmt)``, shape of ``x``; NaN becomes ``nan_code(fmt)``, in fp16 and bf16 with the sign it had.
 
     Raises:
         TypeError: as ``round_to``.
@@ -66,12 +70,14 @@ def encode(
     """
     check_rounding(rounding, overflow, subnormals)
     values = np.asarray(x)
-    if rounding != "stochastic" and random_bits is None and values.dtype == np.float32 and values.flags.c_contiguous:
-        plain = (rounding, overflow, subnormals) == ("nearest-even", "ieee", True)
-        if plain and (fmt == BF16 or (fmt == FP16 and values.size < CHUNK)):
+    drawn = rounding == "stochastic" or random_bits is not None or random_width is not None
+    if values.dtype == np.float32 and not drawn:
+        contiguous = values.flags.c_contiguous
+        plain = rounding == "nearest-even" and overflow == "ieee" and subnormals is True
+        if plain and (fmt == BF16 or (fmt == FP16 and (values.size < _LIBRARY_SOONER or not contiguous))):
             return _library_codes(values, fmt)
         write = encoder_for(fmt, rounding, overflow, flush_of(subnormals))
-        if write is not None:
+        if write is not None and contiguous:
             refuse_nan(values, fmt)
             return _chunked(write, values, code_dtype(fmt))
     rounded = round_to(values, fmt, rounding, overflow, subnormals, random_bits, random_width=random_width)
@@ -81,8 +87,8 @@ def encode(
 def _library_codes(x: NDArray[np.float32], fmt: FloatFormat) -> NDArray[np.uint16]:
     """Where NumPy's or ml_dtypes' cast from float32 is faster: it rounds once too. Only its NaNs are made ours."""
     with np.errstate(over="ignore", invalid="ignore"):
-        codes: NDArray[np.uint16] = x.astype(fmt.dtype).view(np.uint16)
-        if x.size and np.isnan(x.max()):
+        codes: NDArray[np.uint16] = x.astype(fmt.dtype, order="C").view(np.uint16)
+        if x.size and np.isnan(np.maximum.reduce(x, axis=None)):
             nan = np.isnan(x)
             codes[nan] = np.where(np.signbit(x[nan]), 0x8000 | nan_code(fmt), nan_code(fmt))
     return codes
@@ -173,19 +179,19 @@ def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
     given = np.asarray(codes)
     if given.dtype.kind != "u":
         raise TypeError(f"codes must be unsigned integers, got {given.dtype}; use codes.astype(np.{code_dtype(fmt)})")
-    if given.size and int(given.max()) >> fmt.bits:
+    if fmt.bits < 8 * given.itemsize and given.size and int(given.max()) >> fmt.bits:
         raise ValueError(f"code {int(given.max()):#x} has more than the {fmt.bits} bits of {fmt.name}; mask it first")
+    if fmt == BF16 and given.dtype == np.uint16:
+        with np.errstate(invalid="ignore"):  # signalling NaNs are data
+            return given.view(fmt.dtype).astype(np.float32, order="C")  # exact, and in one pass
     read = decoder_for(fmt)
     if read is None:
         return disassembled(given, fmt)
     given = np.ascontiguousarray(given, code_dtype(fmt)).reshape(given.shape)
-    if fmt == BF16:
-        with np.errstate(invalid="ignore"):  # signalling NaNs are data
-            return given.view(fmt.dtype).astype(np.float32)  # exact, and in one pass
     out = np.empty(given.shape, np.float32)
     flat, target = given.reshape(-1), out.reshape(-1)
-    for start in range(0, flat.size, 4 * CHUNK):  # no buffer but the output itself
-        read(flat[start : start + 4 * CHUNK], target[start : start + 4 * CHUNK])
+    for start in range(0, flat.size, 2 * CHUNK):  # no buffer but the output itself
+        read(flat[start : start + 2 * CHUNK], target[start : start + 2 * CHUNK])
     return out
 
 

@@ -118,7 +118,7 @@ class _HalfEncoder:
         magnitude, power, codes = work.scale, work.power, work.scaled.view(np.uint32)
         pattern, fields = x.view(np.uint32), power.view(np.uint32)
         np.abs(x, out=magnitude)
-        largest, least = (magnitude.max(), magnitude.min()) if x.size else (1.0, 1.0)
+        largest, least = (np.maximum.reduce(magnitude), np.minimum.reduce(magnitude)) if x.size else (1.0, 1.0)
         if least >= 2.0**-14 and largest < 65536.0:  # the power keeps the sign, and so does the sum
             np.bitwise_and(pattern, np.uint32(0xFF800000), out=fields)
             np.right_shift(fields, np.uint32(13), out=codes)
@@ -126,7 +126,7 @@ class _HalfEncoder:
             np.add(x, power, out=power)
         else:
             np.bitwise_and(pattern, np.uint32(0x7F800000), out=fields)
-            np.clip(power, np.float32(2.0**-14), np.float32(2.0**15), out=power)
+            power.clip(np.float32(2.0**-14), np.float32(2.0**15), out=power)
             np.right_shift(fields, np.uint32(13), out=codes)
             np.multiply(power, np.float32(8192 + 15), out=power)
             np.add(magnitude, power, out=power)
@@ -211,6 +211,7 @@ def assembled(values: NDArray[np.float32], fmt: FloatFormat) -> NDArray[Any]:
     return codes
 
 
+@lru_cache(maxsize=256)
 def decoder_for(fmt: FloatFormat) -> Decoder | None:
     """The function that decodes a chunk, where there is a fast one.
 
@@ -241,7 +242,7 @@ def _read_half(codes: NDArray[Any], out: NDArray[np.float32]) -> None:
     np.left_shift(pattern, np.int32(13), out=pattern)
     np.bitwise_and(out.view(np.uint32), np.uint32(0x8FFFE000), out=out.view(np.uint32))
     np.multiply(out, np.float32(2.0**112), out=out)
-    if out.size and (out.max() >= 65536 or out.min() <= -65536):
+    if codes.size and (np.maximum.reduce(codes.view(np.int16)) >= 0x7C00 or np.maximum.reduce(codes) >= 0xFC00):
         special = np.abs(out) >= 65536
         out.view(np.uint32)[special] |= np.uint32(0x7F800000)
 
@@ -263,19 +264,11 @@ class _TableDecoder:
     """Formats of at most 16 bits: look up."""
 
     def __init__(self, fmt: FloatFormat) -> None:
-        self.table = _table_of(fmt)
+        self.table = disassembled(np.arange(1 << fmt.bits, dtype=np.uint32), fmt)
 
     def __call__(self, codes: NDArray[Any], out: NDArray[np.float32]) -> None:
         """Take each code's number."""
         np.take(self.table, codes, out=out, mode="clip")
-
-
-@lru_cache(maxsize=64)
-def _table_of(fmt: FloatFormat) -> NDArray[np.float32]:
-    """The number of every code."""
-    table = disassembled(np.arange(1 << fmt.bits, dtype=np.uint32), fmt)
-    table.flags.writeable = False
-    return table
 
 
 def disassembled(codes: NDArray[Any], fmt: FloatFormat) -> NDArray[np.float32]:

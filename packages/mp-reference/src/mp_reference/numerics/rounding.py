@@ -6,18 +6,20 @@ by the kernels of ``rounding_kernels``.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mp_reference.numerics.crew import share
 from mp_reference.numerics.rounding_kernels import Kernel, kernel_for
-from mp_reference.numerics.workspace import CHUNK, Workspace, borrowed
+from mp_reference.numerics.workspace import CHUNK, borrowed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mp_reference.spec.formats import FloatFormat
 
 __all__ = ["OVERFLOWS", "ROUNDINGS", "Overflow", "Rounding", "Subnormals", "check_rounding", "round_to"]
@@ -31,7 +33,8 @@ ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 RandomBits = NDArray[np.unsignedinteger[Any]] | np.random.Generator
 
-_SHARED_CHUNK = 8 * CHUNK  # with threads: the interpreter hands over at every ufunc call, so these must be long
+_SHARED_CHUNK = 2**19  # a thread waits long for the interpreter, at every ufunc call: with threads these must be long
+_WORTH_SHARING = 2**23
 _CARRIERS = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}
 _WIDENED = ("float16", "bfloat16")  # and everything of one byte
 
@@ -95,30 +98,11 @@ def round_to(
     kernel = kernel_for(fmt, rounding, overflow, flush_of(subnormals), _CARRIERS[out.dtype])
     if threads < 1:
         raise ValueError(f"threads={threads} must be at least 1")
-    spans = _spans(values, out, bits, threads)
-    if len(spans) > 1:
-        with ThreadPoolExecutor(len(spans)) as pool:
-            for done in [pool.submit(_run, kernel, *span, width, _SHARED_CHUNK) for span in spans]:
-                done.result()
+    if _plain(values, out, bits):
+        _run_flat(kernel, values, out, bits, width, threads)
     else:
-        _run(kernel, values, out, bits, width)
+        _run_strided(kernel, values, out, bits, width)
     return out
-
-
-def _spans(
-    x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, threads: int
-) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]]:
-    """The array in as many equal parts as threads are worth it: none where chunks are few or strides odd."""
-    if threads == 1:
-        return []
-    arrays = [x, out] if bits is None else [x, out, bits]
-    whole = all(isinstance(a, np.ndarray) and a.flags.c_contiguous and a.shape == x.shape for a in arrays)
-    if not whole or x.size < 2 * _SHARED_CHUNK:
-        return []
-    step = -(-x.size // (threads * _SHARED_CHUNK)) * _SHARED_CHUNK
-    flat = [a.reshape(-1) for a in arrays if isinstance(a, np.ndarray)]
-    parts = [[a[start : start + step] for a in flat] for start in range(0, x.size, step)]
-    return [(part[0], part[1], part[2] if len(part) > 2 else None) for part in parts]
 
 
 def check_rounding(rounding: str, overflow: str = "ieee", subnormals: object = True) -> None:
@@ -248,24 +232,47 @@ def _random(
     return bits, width
 
 
-def _run(
-    kernel: Kernel,
-    x: NDArray[Any],
-    out: NDArray[Any],
-    bits: NDArray[Any] | np.random.Generator | None,
-    width: int,
-    chunk: int = CHUNK,
+def _plain(x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None) -> bool:
+    """Whether the arrays are walked over alike from end to end, and what is written is not read again."""
+    if isinstance(bits, np.ndarray) and not (bits.flags.c_contiguous and bits.shape == x.shape):
+        return False
+    alike = x.dtype == out.dtype and x.flags.c_contiguous and out.flags.c_contiguous
+    return alike and (x is out or not np.may_share_memory(x, out))
+
+
+def _run_flat(
+    kernel: Kernel, x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, width: int,
+    threads: int,
+) -> None:  # fmt: skip
+    """Chunk by chunk, by several threads where that pays; they cannot share a generator."""
+    if x.ndim != 1:
+        x, out = x.reshape(-1), out.reshape(-1)
+        bits = bits.reshape(-1) if isinstance(bits, np.ndarray) else bits
+    if threads == 1 or x.size < _WORTH_SHARING or isinstance(bits, np.random.Generator):
+        _run_chunks(kernel, x, out, bits, width, CHUNK, range(0, x.size, CHUNK))
+    else:
+        run = partial(_run_chunks, kernel, x, out, bits, width, _SHARED_CHUNK)
+        share(range(0, x.size, _SHARED_CHUNK), run, threads)
+
+
+def _run_chunks(
+    kernel: Kernel, x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, width: int,
+    chunk: int, starts: Iterable[int],
+) -> None:  # fmt: skip
+    """The chunks that start where ``starts`` says."""
+    with np.errstate(all="ignore"), borrowed(out.dtype, chunk) as work:
+        for start in starts:
+            here = slice(start, start + chunk)
+            part = x[here]
+            kernel(
+                part, out[here], work, bits[here] if isinstance(bits, np.ndarray) else _drawn(bits, part.size), width
+            )
+
+
+def _run_strided(
+    kernel: Kernel, x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, width: int
 ) -> None:
-    """Walk over the array in chunks that stay in the cache, whatever the strides."""
-    given = bits if isinstance(bits, np.ndarray) else x
-    plain = (
-        all(each.flags.c_contiguous and each.shape == out.shape for each in (x, out, given)) and x.dtype == out.dtype
-    )
-    if plain and x.size <= CHUNK and (x is out or not np.may_share_memory(x, out)):
-        random = given.reshape(-1) if given is bits else _drawn(bits, x.size)
-        with np.errstate(all="ignore"), borrowed(out.dtype) as work:
-            kernel(x.reshape(-1), out.reshape(-1), work, random, width)
-        return
+    """The same whatever the strides and dtypes, by way of buffers."""
     operands, dtypes = [x, out], [out.dtype, out.dtype]
     kinds: Any = [["readonly", "overlap_assume_elementwise"], ["writeonly", "overlap_assume_elementwise"]]
     if isinstance(bits, np.ndarray):
@@ -273,13 +280,11 @@ def _run(
         kinds.append(["readonly"])
         dtypes.append(bits.dtype)
     flags: Any = ["external_loop", "buffered", "zerosize_ok", "copy_if_overlap"]
-    walk = np.nditer(operands, flags, kinds, dtypes, order="K", casting="same_kind", buffersize=chunk)
-    space = borrowed(out.dtype) if chunk == CHUNK else nullcontext(Workspace(chunk, out.dtype))
-    with walk, np.errstate(all="ignore"), space as work:
+    walk = np.nditer(operands, flags, kinds, dtypes, order="K", casting="same_kind", buffersize=CHUNK)
+    with walk, np.errstate(all="ignore"), borrowed(out.dtype) as work:
         for chunks in walk:
-            source, target, *drawn = chunks
-            random = drawn[0] if drawn else _drawn(bits, source.size)
-            kernel(source, target, work, random, width)
+            part, target, *drawn = chunks
+            kernel(part, target, work, drawn[0] if drawn else _drawn(bits, part.size), width)
 
 
 def _drawn(bits: NDArray[Any] | np.random.Generator | None, size: int) -> NDArray[np.uint32] | None:

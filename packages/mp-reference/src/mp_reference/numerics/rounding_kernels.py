@@ -6,6 +6,7 @@ Ways to round, chosen once for each format, rounding and carrier:
 - *nearest*: a large number is added and subtracted, whose unit is the ulp of ``x``.
 - *stochastic*: ``x / ulp(x)`` in fixed point, plus random bits below its unit.
 - *patterns*: integer arithmetic on the float32 pattern, for formats with float32's own exponents (bf16, tf32).
+- *normal*: that too where a chunk lies within the format's normal range, one of the others for what does not.
 
 What a format does past its largest number and below its smallest is done afterwards, where a chunk has such elements.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mp_reference.numerics.integer_roundings import INTEGER_ROUNDINGS
+from mp_reference.numerics.pattern_roundings import carry_out
 from mp_reference.numerics.workspace import CHUNK, Workspace
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from mp_reference.spec.formats import FloatFormat
 
-__all__ = ["CHUNK", "Kernel", "Workspace", "kernel_for"]
+__all__ = ["CHUNK", "Kernel", "NearestKernel", "Workspace", "kernel_for"]
 
 _UNSIGNED: dict[str, Any] = {"float32": np.uint32, "float64": np.uint64}
 _STORED_BITS = {"float32": 23, "float64": 52}
@@ -56,15 +58,18 @@ def kernel_for(
     'PatternKernel'
     """
     if carrier == "float32":
-        if fmt.exponent_bits == 8 and fmt.bias == 127 and fmt.specials == "ieee":
+        if fmt.exponent_bits == 8 and fmt.bias == 127 and fmt.specials == "ieee" and fmt.mantissa_bits:
             return PatternKernel(fmt, rounding, overflow, flush, carrier)
         lowest, highest = fmt.min_exponent - fmt.mantissa_bits, max(fmt.max_exponent + 1, fmt.mantissa_bits)
         if lowest < -126 or highest > 126 or fmt.mantissa_bits - fmt.min_exponent > 127:
             return WidenedKernel(fmt, rounding, overflow, flush, carrier)
-    if rounding.startswith("nearest") and fmt.has_zero and NearestKernel.suits(fmt, carrier):
+    if not fmt.has_zero:
+        return ScaledKernel(fmt, rounding, overflow, flush, carrier)
+    if rounding.startswith("nearest") and NearestKernel.suits(fmt, carrier):
         return NearestKernel(fmt, rounding, overflow, flush, carrier)
-    kind = StochasticKernel if rounding == "stochastic" and fmt.has_zero else ScaledKernel
-    return kind(fmt, rounding, overflow, flush, carrier)
+    kind = StochasticKernel if rounding == "stochastic" else ScaledKernel
+    general = kind(fmt, rounding, overflow, flush, carrier)
+    return NormalKernel(general) if NormalKernel.suits(fmt, rounding, carrier) else general
 
 
 class Kernel(ABC):
@@ -109,7 +114,7 @@ class Kernel(ABC):
     def _overflow(self, out: NDArray[Any], work: Workspace) -> None:
         """Apply the overflow rule to ``out``, rounded as if the exponent had no upper end."""
         if self.saturate:
-            np.clip(out, -self.max, self.max, out=out)
+            out.clip(-self.max, self.max, out=out)
             return
         np.abs(out, out=work.power)
         np.greater(work.power, self.max, out=work.mask)
@@ -137,17 +142,21 @@ class ScaledKernel(Kernel):
         self.highest = self.real(2.0 ** max(fmt.max_exponent + 1, fmt.mantissa_bits))
         self.scale_pattern = unsigned((2 * self.bias + fmt.mantissa_bits) << self.stored_bits)
         self.ulp_of_one = self.real(fmt.epsilon)
+        self.trace = self.real(fmt.min_subnormal * 2.0**-70)  # below what 64 random bits tell from zero
         self.to_integers = INTEGER_ROUNDINGS[rounding]
 
     def round(
         self, x: NDArray[Any], out: NDArray[Any], work: Workspace, random: NDArray[Any] | None, width: int
     ) -> None:
         """Round by scaling; exact but for the one rounding to an integer."""
+        if self.fmt.min_subnormal > 1:  # scaling down must leave something of what is not zero
+            tiny = (x != 0) & (np.abs(x) < self.trace)
+            x = np.where(tiny, np.copysign(self.trace, x), x)
         unsigned, power, scale, scaled = self.unsigned, work.power, work.scale, work.scaled
         fields = power.view(unsigned)
         np.bitwise_and(x.view(unsigned), self.exponent_mask, out=fields)
-        near_max = x.size > 0 and fields.max() >= self.top_binade
-        np.clip(power, self.min_normal, self.highest, out=power)
+        near_max = x.size > 0 and np.maximum.reduce(fields) >= self.top_binade
+        power.clip(self.min_normal, self.highest, out=power)  # the method: np.clip costs a microsecond more a call
         np.subtract(self.scale_pattern, fields, out=scale.view(unsigned))  # 2**mantissa_bits / power
         np.multiply(x, scale, out=scaled)
         self.to_integers(scaled, work, random, width)
@@ -186,33 +195,41 @@ class NearestKernel(ScaledKernel):
         self.may_vanish = self.real(fmt.min_subnormal / 2).view(self.unsigned)
         self.sign_bit = self.unsigned(1 << (8 * np.dtype(carrier).itemsize - 1))
 
+    def bounded(
+        self, x: NDArray[Any], out: NDArray[Any], work: Workspace, random: NDArray[Any] | None, width: int
+    ) -> None:
+        """To even, for finite ``x`` below half of ``fmt.max``, where the sign of a zero is of no account: no checks."""
+        del random, width
+        anchor = work.power[: x.size]
+        np.bitwise_and(x.view(self.unsigned), self.exponent_mask, out=anchor.view(self.unsigned))
+        self._round_at(anchor, x, out)
+
+    def _round_at(self, anchor: NDArray[Any], x: NDArray[Any], out: NDArray[Any]) -> None:
+        """Add and subtract what belongs to the powers of two in ``anchor``."""
+        anchor.clip(self.min_normal, self.highest, out=anchor)
+        np.multiply(anchor, self.above, out=anchor)
+        np.add(x, anchor, out=out)
+        np.subtract(out, anchor, out=out)
+
     def round(
         self, x: NDArray[Any], out: NDArray[Any], work: Workspace, random: NDArray[Any] | None, width: int
     ) -> None:
         """Round by adding; where a result may be zero, give it the sign of ``x``."""
         unsigned, anchor = self.unsigned, work.power
-        rounded = work.scaled if np.may_share_memory(x, out) else out
-        fields = anchor.view(unsigned)
+        fields, sign = anchor.view(unsigned), work.scale.view(unsigned)
         np.bitwise_and(x.view(unsigned), self.exponent_mask, out=fields)
-        near_max = x.size > 0 and fields.max() >= self.top_binade
-        near_zero = x.size > 0 and fields.min() <= self.may_vanish
-        summand = x
+        near_max = x.size > 0 and np.maximum.reduce(fields) >= self.top_binade
+        near_zero = x.size > 0 and np.minimum.reduce(fields) <= self.may_vanish
+        if near_zero:
+            np.bitwise_and(x.view(unsigned), self.sign_bit, out=sign)
         if self.rounding == "nearest-away":
             if near_max:  # infinity must not get its last bit set
                 super().round(x, out, work, random, width)
                 return
-            summand = work.carried
-            np.bitwise_or(x.view(unsigned), unsigned(1), out=summand.view(unsigned))
-        np.clip(anchor, self.min_normal, self.highest, out=anchor)
-        np.multiply(anchor, self.above, out=anchor)
-        np.add(summand, anchor, out=rounded)
-        np.subtract(rounded, anchor, out=rounded)
+            x = np.bitwise_or(x.view(unsigned), unsigned(1), out=work.carried.view(unsigned)).view(self.real)
+        self._round_at(anchor, x, out)
         if near_zero:
-            sign = work.scale.view(unsigned)
-            np.bitwise_and(x.view(unsigned), self.sign_bit, out=sign)
-            np.bitwise_or(rounded.view(unsigned), sign, out=out.view(unsigned))
-        elif rounded is not out:
-            np.copyto(out, rounded)
+            np.bitwise_or(out.view(unsigned), sign, out=out.view(unsigned))
         if near_max:
             self._overflow(out, work)
 
@@ -229,11 +246,11 @@ class StochasticKernel(ScaledKernel):
         places = 8 * x.dtype.itemsize - 1
         fields, bits = power.view(unsigned), scale.view(unsigned)
         np.bitwise_and(x.view(unsigned), self.exponent_mask, out=fields)
-        near_max = x.size > 0 and fields.max() >= self.top_binade
+        near_max = x.size > 0 and np.maximum.reduce(fields) >= self.top_binade
         if near_max or self.fmt.mantissa_bits + width + 3 > places:
             super().round(x, out, work, random, width)
             return
-        np.clip(power, self.min_normal, self.highest, out=power)
+        power.clip(self.min_normal, self.highest, out=power)
         np.subtract(self.scale_pattern + unsigned((width + 1) << self.stored_bits), fields, out=bits)
         np.multiply(x, scale, out=scaled)
         np.abs(scaled, out=scaled)
@@ -275,63 +292,75 @@ class PatternKernel(Kernel):
 
     def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: str, carrier: str) -> None:
         super().__init__(fmt, rounding, overflow, flush, carrier)
-        self.dropped = self.stored_bits - fmt.mantissa_bits
-        self.low = np.uint32((1 << self.dropped) - 1)
-        self.keep = np.uint32(0xFFFFFFFF ^ int(self.low))
+        self.carry = carry_out(rounding, self.stored_bits - fmt.mantissa_bits)
+        self.keep = np.uint32(0xFFFFFFFF << (self.stored_bits - fmt.mantissa_bits) & 0xFFFFFFFF)
 
     def round(
         self, x: NDArray[Any], out: NDArray[Any], work: Workspace, random: NDArray[Any] | None, width: int
     ) -> None:
         """Round the patterns, NaN aside."""
-        largest = x.max() if x.size else self.real(0)
+        largest = np.maximum.reduce(x) if x.size else self.real(0)
         nan = np.flatnonzero(np.isnan(x)) if np.isnan(largest) else None
-        if self.dropped == 0:
-            np.copyto(out, x)
-        else:
-            self._carry(x.view(np.uint32), work.power.view(np.uint32), random, width)
-            np.bitwise_and(work.power.view(np.uint32), self.keep, out=out.view(np.uint32))
+        self.round_patterns(x, out, work, random, width)
         if nan is not None:
             out[nan] = np.nan
         if self.saturate:
-            np.clip(out, -self.max, self.max, out=out)
+            out.clip(-self.max, self.max, out=out)
 
-    def _carry(self, pattern: NDArray[Any], total: NDArray[Any], random: NDArray[Any] | None, width: int) -> None:
-        """``total`` gets the pattern plus what makes it carry out of the dropped bits where it must go up."""
-        dropped, low, rounding = np.uint32(self.dropped), self.low, self.rounding
-        if rounding == "toward-zero":
-            np.copyto(total, pattern)
+    def round_patterns(
+        self, x: NDArray[Any], out: NDArray[Any], work: Workspace, random: NDArray[Any] | None, width: int
+    ) -> None:
+        """Round what is finite and at least ``fmt.min_normal``, or a zero, as if the exponent had no upper end."""
+        if self.carry is None:
+            np.bitwise_and(x.view(np.uint32), self.keep, out=out.view(np.uint32))
             return
-        if rounding == "to-odd":
-            np.bitwise_and(pattern, low, out=total)
-            np.add(total, low, out=total)  # carries where anything was dropped
-            np.bitwise_or(total, pattern, out=total)
-            return
-        if rounding == "nearest-even":
-            np.right_shift(pattern, dropped, out=total)
-            np.bitwise_and(total, np.uint32(1), out=total)
-            np.add(total, np.uint32(int(low) >> 1), out=total)
-        elif rounding == "nearest-away":
-            np.add(pattern, np.uint32((int(low) >> 1) + 1), out=total)
-            return
-        elif rounding == "stochastic":
-            assert random is not None
-            _aligned_random(random, width, self.dropped, total)
-        else:
-            np.right_shift(pattern.view(np.int32), np.int32(31), out=total.view(np.int32))  # all ones if negative
-            if rounding == "toward-positive":
-                np.invert(total, out=total)
-            np.bitwise_and(total, low, out=total)
-        np.add(total, pattern, out=total)
+        total = work.power.view(np.uint32)
+        self.carry(x.view(np.uint32), total, random, width)
+        np.bitwise_and(total, self.keep, out=out.view(np.uint32))
 
 
-def _aligned_random(random: NDArray[Any], width: int, dropped: int, total: NDArray[Any]) -> None:
-    """``width`` random bits, put just below the last kept one; half of their last unit added if some places stay."""
-    kind = random.dtype.type
-    if width < 8 * random.dtype.itemsize:
-        random = random & kind((1 << width) - 1)
-    if width > dropped:
-        random = random >> kind(width - dropped)
-    np.copyto(total, random, casting="same_kind")
-    if width < dropped:
-        np.left_shift(total, np.uint32(dropped - width), out=total)
-        np.bitwise_or(total, np.uint32(1 << (dropped - width - 1)), out=total)
+class NormalKernel(PatternKernel):
+    """Patterns for the format's normal numbers, one fixed unit for a chunk's few subnormal ones.
+
+    ``general`` is for the other chunks: with many subnormals, NaN, or anything near the largest number.
+    """
+
+    @staticmethod
+    def suits(fmt: FloatFormat, rounding: str, carrier: str) -> bool:
+        """Whether patterns are the sooner way, and the format's normal numbers are float32's with less precision.
+
+        Without fraction bits the last bit of a pattern is the exponent's, and says nothing of even and odd.
+        """
+        sooner = rounding in ("toward-zero", "to-odd", "stochastic")
+        return (
+            sooner and carrier == "float32" and 0 < fmt.mantissa_bits < _STORED_BITS[carrier] and fmt.min_subnormal <= 1
+        )
+
+    def __init__(self, general: ScaledKernel) -> None:
+        overflow = "saturate" if general.saturate else "ieee"
+        super().__init__(general.fmt, general.rounding, overflow, general.flush, "float32")
+        self.general = general
+        self.top = self.real(2.0**self.fmt.max_exponent)  # what lies below rounds to no more than this
+        self.unit, self.units = self.real(self.fmt.min_subnormal), self.real(1 / self.fmt.min_subnormal)
+
+    def round(
+        self, x: NDArray[Any], out: NDArray[Any], work: Workspace, random: NDArray[Any] | None, width: int
+    ) -> None:
+        """Round the patterns, then the subnormals among them in steps of their unit."""
+        magnitude, subnormal = work.power, work.mask
+        np.abs(x, out=magnitude)
+        usual = x.size > 0 and np.maximum.reduce(magnitude) < self.top
+        np.less(magnitude, self.min_normal, out=subnormal)
+        few = np.count_nonzero(subnormal)
+        if not usual or few > x.size // 16:
+            self.general.round(x, out, work, random, width)
+            return
+        if few:
+            where = np.flatnonzero(subnormal)
+            small = x[where]
+            np.multiply(small, self.units, out=small)
+            self.general.to_integers(small, work.first(int(few)), None if random is None else random[where], width)
+            np.multiply(small, self.unit, out=small)
+        self.round_patterns(x, out, work, random, width)
+        if few:
+            out[where] = small
