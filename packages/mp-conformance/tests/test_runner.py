@@ -164,7 +164,7 @@ def test_every_claim_concerns_a_subject_of_the_cpu() -> None:
 
 def test_subjects_are_subjects_and_an_unknown_one_lists_the_known() -> None:
     assert all(isinstance(subject, Subject) for subject in subjects_for("cpu"))
-    with pytest.raises(ValueError, match=r"subject 'x' is not one of torch, engine, reference.*docs/subjects.md"):
+    with pytest.raises(ValueError, match=r"subject 'x' is not one of torch, engine, ranks, reference.*docs/subjects.md"):
         subject_named("x")
 
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["EVENTS", "History", "StepTrace", "events", "flags", "histories", "tensors"]
+__all__ = [
+    "EVENTS", "SETTINGS", "History", "StepTrace", "events", "flags", "histories", "policies", "tensors",
+]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,6 +40,7 @@ class History:
             micro-step's unscaled loss.
         resume_after: counts of micro-steps after which everything is saved, rebuilt from nothing and loaded.
         as_stored: the gradients are those of the scaled loss already, so that an unscaled one can be beyond fp32.
+        seed: of the rounding, where it is stochastic.
     """
 
     precision: str
@@ -49,6 +52,7 @@ class History:
     windows: tuple[tuple[tuple[Array, ...], ...], ...]
     resume_after: tuple[int, ...] = ()
     as_stored: bool = False
+    seed: int = 0
 
     @property
     def accumulate(self) -> int:
@@ -61,7 +65,8 @@ class StepTrace:
     """What one step left behind.
 
     ``grad_norm`` is None where no norm was asked for and where the step was skipped; ``parameters`` are in their own
-    dtype, ``masters`` in fp32; ``slots`` are the optimizer's tensors by parameter.
+    dtype, ``masters`` in fp32; ``slots`` are the optimizer's tensors by parameter; ``report`` is all that the engine
+    says, where ranks must say the same.
     """
 
     applied: bool
@@ -71,13 +76,14 @@ class StepTrace:
     parameters: tuple[Array, ...]
     masters: tuple[Array, ...]
     slots: tuple[Mapping[str, Array], ...] = field(default_factory=tuple)
+    report: str = ""
 
 
 _ORDINARY = (1.0, -0.5, 0.25, 3.0, -1e-3, 0.1, -7.0, 1e-8, 0.0, -0.0)
 _EDGE = (1e30, -3e38, 6e-5, -1e-38, 1e-45)
 _TAME = (*_ORDINARY, *_ORDINARY, *_EDGE[2:])
 _BAD = (float("inf"), float("-inf"), float("nan"))
-_SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
+SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
     "sgd": (
         {"lr": 0.1},
         {"lr": 0.3, "momentum": 0.9},
@@ -144,8 +150,8 @@ def histories(
     return History(
         precision=precision,
         optimizer=optimizer,
-        settings=draw(st.sampled_from(_SETTINGS[optimizer])),
-        loss_scale=draw(_policies(tiny_scale)) if precision.startswith("fp16") else {},
+        settings=draw(st.sampled_from(SETTINGS[optimizer])),
+        loss_scale=draw(policies(tiny_scale)) if precision.startswith("fp16") else {},
         max_grad_norm=draw(st.sampled_from((None, 1.0, 0.25, 1e4))),
         parameters=draw(_gradients(sizes, bad=False)),
         windows=tuple(windows),
@@ -155,7 +161,18 @@ def histories(
 
 
 @st.composite
-def _policies(draw: st.DrawFn, tiny: bool = False) -> dict[str, Any]:
+def policies(draw: st.DrawFn, tiny: bool = False) -> dict[str, Any]:
+    """Loss scales that move within a few steps.
+
+    Args:
+        draw: Hypothesis' own.
+        tiny: start far below 1.
+
+    Returns:
+        Fields of ``LossScalePolicy``.
+
+    Source: this project.
+    """
     policy: dict[str, Any] = {
         "init_scale": 2.0**-20 if tiny else draw(st.sampled_from((1.0, 16.0, 65536.0, 2.0**100))),
         "growth_interval": draw(st.integers(1, 3)),

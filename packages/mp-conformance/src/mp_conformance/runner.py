@@ -14,7 +14,7 @@ import numpy as np
 
 from mp_conformance import gaps
 from mp_conformance.compare import DisagreementError
-from mp_conformance.implementations import NotOfferedError
+from mp_conformance.implementations import NotOfferedError, NotReachedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -112,6 +112,8 @@ def _bounded(check: Callable[[], None], limit: float) -> tuple[str, str]:
                 check()
         except NotOfferedError as reason:
             outcome.append(("not offered", str(reason)))
+        except NotReachedError as reason:
+            outcome.append(("not reached", str(reason)))
         except DisagreementError as difference:
             outcome.append(("broken", str(difference)))
         except _TimeLimitError:

@@ -16,6 +16,7 @@ _AREAS: tuple[str, ...] = (
     "arithmetic",
     "loss_scale",
     "training",
+    "ranks",
     "elementary",
     "producers",
     "reductions",

@@ -27,7 +27,7 @@ FAMILIES: dict[str, str] = {
     "accumulation": "An update over a window is that of the mean of its micro-steps, short last windows included",
     "saturation": "Where hardware saturates instead of overflowing, a step that overflowed is skipped all the same",
     "resume": "Saving and resuming after any micro-step changes no later bit",
-    "ranks": "Replicas and shards decide together and leave the bits that one process leaves",
+    "ranks": "Replicas, shards, tensor parallel ranks and pipeline stages decide together and leave one process's bits",
     "vectors": "Every line of the golden files is the exact oracle's, and comes out of every implementation",
     "stochastic": "Stochastic rounding is unbiased, repeatable, and equal on every replica",
 }

@@ -190,29 +190,6 @@ def _calm(values: Array) -> Array:
     return np.where((magnitude > 1e-12) & (magnitude < 1e12), values, np.float32(0))
 
 
-def _replicas(subject: Subject, run: Run) -> None:
-    drawn: list[History] = []
-
-    def keep(history: History) -> None:
-        whole = [window for window in history.windows if len(window) == 2]
-        calm = [tuple(tuple(_without_dust(g) for g in micro) for micro in window) for window in whole]
-        drawn.append(replace(history, windows=tuple(calm)))
-
-    run.draw(histories(accumulates=(2,), longest=4), keep)
-    drawn = [history for history in drawn if history.windows]
-    ranks = subject.perform("ranks", drawn)
-    for place, history in enumerate(drawn):
-        expected = training_oracle.run_history(history)
-        for traces in ranks:
-            run.record(assert_same_trace(traces[place], expected))
-
-
-def _without_dust(gradient: Array) -> Array:
-    """Huge and tiny values away: half of a subnormal is rounded, and the sum of two huge numbers overflows."""
-    bad = np.isfinite(gradient) & ((np.abs(gradient) < 1e-20) | (np.abs(gradient) > 1e20))
-    return np.where(bad, np.float32(0), gradient)
-
-
 CLAIMS: tuple[Claim, ...] = (
     _claim(
         "clipping.norm",
@@ -276,14 +253,6 @@ CLAIMS: tuple[Claim, ...] = (
             agreement=Bound("twice k u / (1 - k u), u = 2**-24, of the terms' magnitudes; k counts the roundings"),
         )
         for kind in ("sgd", "adam", "adamw")
-    ),
-    _claim(
-        "ranks.replicas",
-        "two replicas, each with half of every window, leave the bits of one process with the whole window, and skip "
-        "together where one of them meets an infinity or a NaN",
-        "ranks",
-        _replicas,
-        devices=("cpu",),
     ),
     _claim(
         "step.tiny-scale",

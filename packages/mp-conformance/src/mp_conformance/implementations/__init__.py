@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["OPERATIONS", "NotOfferedError", "Subject", "subject_named", "subjects_for"]
+__all__ = ["OPERATIONS", "NotOfferedError", "NotReachedError", "Subject", "subject_named", "subjects_for"]
 
 OPERATIONS: Mapping[str, str] = {
     "facts": "(format) -> dict of the format's numbers: bits, max, min_normal, min_subnormal, epsilon",
@@ -36,7 +36,7 @@ OPERATIONS: Mapping[str, str] = {
     "optimizer": "(kind, settings, parameters, gradients) -> list over steps of lists of fp32 arrays",
     "train": "(history) -> list of what each step of the history left behind, see `histories`",
     "stochastic": "(x, to, seed) -> array of format `to`, rounded stochastically with that seed",
-    "ranks": "(histories) -> for every rank, for every history, what each step left behind",
+    "ranks": "(histories, layout) -> for every rank, for every history, what each step left behind, see `layouts`",
     "train_fused": "(history) -> as train, by the fused kernels",
     "fused_updates": "(history) -> as train_fused, where the device's kernels may contract products and sums",
     "autocast_calls": "(fmt) -> dict from call to its results and gradients, see `autocast_cases`",
@@ -53,6 +53,10 @@ OPERATIONS: Mapping[str, str] = {
 
 class NotOfferedError(Exception):
     """The subject cannot honour this operation with these options; the claim is not about it."""
+
+
+class NotReachedError(Exception):
+    """The subject could honour this, but not on this machine: too few devices, and how many it takes."""
 
 
 @runtime_checkable
@@ -80,7 +84,6 @@ _EVERYWHERE = {
     "vectors": ("mp_conformance.implementations.golden", "GoldenSubject"),
 }
 _ON_THE_CPU = {
-    "replicas": ("mp_conformance.implementations.replicas", "ReplicaSubject"),
     "emulation": ("mp_conformance.implementations.emulation", "EmulationSubject"),
     "autograd": ("mp_conformance.implementations.autograd", "AutogradSubject"),
     "npu-on-cpu": ("mp_conformance.implementations.saturating_npu", "SaturatingNPUSubject"),
@@ -89,6 +92,7 @@ _ON_THE_CPU = {
 _ON_DEVICES = {
     "torch": ("mp_conformance.implementations.torch_device", "TorchSubject"),
     "engine": ("mp_conformance.implementations.engine", "EngineSubject"),
+    "ranks": ("mp_conformance.implementations.ranks", "RanksSubject"),
 }
 _OPTIONAL = {
     "softfloat": ("softfloatpy", "mp_conformance.implementations.softfloat", "SoftFloatSubject"),
@@ -102,7 +106,7 @@ def subject_named(name: str, device: str = "cpu") -> Subject:
     Args:
         name: ``reference``, ``ml_dtypes``, ``torch``, ``engine``, ``emulation`` and the like, or one of the extras
             ``softfloat`` and ``jax``.
-        device: for ``torch`` and ``engine``, where tensors live.
+        device: for ``torch``, ``engine`` and ``ranks``, where tensors live.
 
     Returns:
         The subject.

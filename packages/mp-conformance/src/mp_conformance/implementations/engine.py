@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mp_conformance.histories import History
 
-__all__ = ["EngineSubject", "training_of"]
+__all__ = ["Emit", "EngineSubject", "GivenGradients", "Training"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,9 +54,9 @@ class EngineSubject:
         if operation == "loss_scale":
             return _loss_scale(*operands)
         if operation == "train":
-            return _Training(operands[0], self.place, update="exact").trace()
+            return Training(operands[0], self.place, update="exact").trace()
         if operation == "train_fused":
-            return _Training(operands[0], self.place, update="fused").trace()
+            return Training(operands[0], self.place, update="fused").trace()
         if operation == "write_back":
             return self._write_back(**options)
         if operation == "clip":
@@ -64,12 +64,12 @@ class EngineSubject:
         if operation == "optimizer":
             return self._optimizer(*operands, **options)
         if operation == "fused_updates":
-            return _Training(operands[0], self.place, update="fused").trace()
+            return Training(operands[0], self.place, update="fused").trace()
         raise NotOfferedError(f"the engine has no {operation}")
 
     def _write_back(self, fraction: float, seed: int, count: int) -> Array:
         """SGD whose one update is ``fraction`` of bf16's ulp at 1, rounded stochastically into the parameter."""
-        model = _Model([np.ones(count, np.float32)], self.place)
+        model = GivenGradients([np.ones(count, np.float32)], self.place)
         optimizer = torch.optim.SGD(model.parameters(), lr=fraction * 2.0**-7)
         engine = AmpEngine(model, optimizer, precision="bf16-sr", max_grad_norm=None, seed=seed)
         engine.backward(model([np.full(count, -1.0, np.float32)]))
@@ -78,7 +78,7 @@ class EngineSubject:
 
     def _clip(self, gradients: Sequence[Array], max_norm: float) -> tuple[float, list[Array]]:
         """SGD with a learning rate of 1 from zero parameters: what the engine subtracts is the clipped gradient."""
-        model = _Model([np.zeros_like(g) for g in gradients], self.place)
+        model = GivenGradients([np.zeros_like(g) for g in gradients], self.place)
         engine = AmpEngine(
             model, torch.optim.SGD(model.parameters(), lr=1.0), precision="fp32", max_grad_norm=max_norm, update="exact"
         )
@@ -89,7 +89,7 @@ class EngineSubject:
     def _optimizer(
         self, parameters: Sequence[Array], gradients: Sequence[Sequence[Array]], kind: str, settings: Mapping[str, Any]
     ) -> list[list[Array]]:
-        model = _Model(parameters, self.place)
+        model = GivenGradients(parameters, self.place)
         engine = AmpEngine(
             model, _OPTIMIZERS[kind](model.parameters(), **settings), precision="fp32", max_grad_norm=None,
             update="exact",
@@ -119,7 +119,7 @@ def _loss_scale(settings: Mapping[str, Any], flags: Sequence[bool]) -> list[tupl
     return seen
 
 
-class _Emit(torch.autograd.Function):
+class Emit(torch.autograd.Function):
     """A loss of zero whose gradient is given: what reaches the parameter is the loss's own gradient times it."""
 
     @staticmethod
@@ -136,7 +136,7 @@ class _Emit(torch.autograd.Function):
         return (gradient if ctx.as_stored else upstream[0].float() * gradient).to(ctx.dtype), None, None
 
 
-class _Model(torch.nn.Module):
+class GivenGradients(torch.nn.Module):
     """Parameters whose gradients are given to ``forward``."""
 
     def __init__(self, parameters: Sequence[Array], device: str) -> None:
@@ -146,13 +146,13 @@ class _Model(torch.nn.Module):
 
     def forward(self, gradients: Sequence[Array], as_stored: bool = False) -> torch.Tensor:
         """A loss whose gradients are ``gradients``."""
-        emit: Any = _Emit.apply
+        emit: Any = Emit.apply
         losses = [emit(p, to_torch(g, self.device), as_stored) for p, g in zip(self.values, gradients, strict=True)]
         total: torch.Tensor = torch.stack(losses).sum()
         return total
 
 
-class _Training:
+class Training:
     """One history through the engine; a resume rebuilds everything from other parameters and loads."""
 
     def __init__(self, history: History, device: str, update: Literal["exact", "fused"], accumulate: int = 0) -> None:
@@ -163,13 +163,17 @@ class _Training:
     def build(self, parameters: Sequence[Array]) -> None:
         """A model, an optimizer and an engine that have seen nothing."""
         h = self.history
-        self.model = _Model(parameters, self.device)
-        optimizer = _OPTIMIZERS[h.optimizer](self.model.parameters(), **h.settings)
-        self.optimizer = optimizer
+        self.model = self.module(parameters)
+        self.optimizer = optimizer = _OPTIMIZERS[h.optimizer](self.model.parameters(), **h.settings)
         self.engine = AmpEngine(
             self.model, optimizer, precision=h.precision, max_grad_norm=h.max_grad_norm, update=self.update,
             loss_scale=LossScale(**h.loss_scale) if h.loss_scale else LossScale.off(), accumulate_steps=self.accumulate,
+            seed=h.seed,
         )  # fmt: skip
+
+    def module(self, parameters: Sequence[Array]) -> torch.nn.Module:
+        """The model, whose ``forward`` takes a micro-step's gradients."""
+        return GivenGradients(parameters, self.device)
 
     def resume(self) -> None:
         """Save, forget, rebuild, load."""
@@ -201,21 +205,21 @@ class _Training:
         for group in self.optimizer.param_groups:
             for p in group["params"]:
                 state = self.optimizer.state.get(p, {})
-                held = {short: to_numpy(state[name]).copy() for name, short in _SLOTS.items() if _held(state, name)}
+                held = {short: _part(state[name]) for name, short in _SLOTS.items() if _held(state, name)}
                 slots.append(held)
         return StepTrace(
             applied=report.applied, loss_scale=report.loss_scale, next_loss_scale=report.next_loss_scale,
             grad_norm=float(report.grad_norm) if asked else None,
-            parameters=tuple(to_numpy(p).copy() for p in self.model.parameters()),
-            masters=tuple(to_numpy(masters[name]).copy() for name, _ in self.model.named_parameters()),
-            slots=tuple(slots),
+            parameters=tuple(_part(p) for p in self.model.parameters()),
+            masters=tuple(_part(masters[name]) for name, _ in self.model.named_parameters()),
+            slots=tuple(slots), report=repr(report),
         )  # fmt: skip
-
-
-def training_of(history: History, device: str, accumulate: int) -> _Training:
-    """A model, an optimizer and an engine for a history, with windows of another length than its own."""
-    return _Training(history, device, "exact", accumulate)
 
 
 def _held(state: Mapping[str, Any], name: str) -> bool:
     return isinstance(state.get(name), torch.Tensor)
+
+
+def _part(tensor: torch.Tensor) -> Array:
+    """A copy of what this process holds of a tensor."""
+    return to_numpy(tensor.to_local() if hasattr(tensor, "to_local") else tensor).copy()

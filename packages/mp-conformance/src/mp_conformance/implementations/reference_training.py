@@ -14,6 +14,7 @@ from mp_reference.amp.fused import fused_step
 from mp_reference.amp.loss_scale import LossScale, LossScaleError
 from mp_reference.amp.optimizers import OptimizerState
 from mp_reference.amp.step import StepPolicy, StepState, initial_state, step
+from mp_reference.amp.stochastic import random_bits16
 from mp_reference.numerics.rounding import round_to
 from mp_reference.spec.formats import BF16, FP16, FP32
 from mp_reference.spec.op_rules import op_rules
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
     from mp_conformance.histories import History
     from mp_reference.spec.formats import FloatFormat
 
-__all__ = ["OPERATIONS", "optimizer_of", "policy_of", "train"]
+__all__ = ["OPERATIONS", "optimizer_of", "policy_of", "random_bits_of", "train"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-STORED = {"fp32": FP32, "fp16-mixed": FP32, "bf16-mixed": FP32, "fp16-true": FP16, "bf16-true": BF16}
+STORED = {
+    "fp32": FP32, "fp16-mixed": FP32, "bf16-mixed": FP32, "fp16-true": FP16, "bf16-true": BF16, "bf16-sr": BF16,
+}  # fmt: skip
 
 
 def loss_scale(settings: Mapping[str, Any], flags: Sequence[bool]) -> list[tuple[float | str, ...]]:
@@ -75,11 +78,24 @@ def optimizer(
 def policy_of(history: History) -> StepPolicy:
     """A history's settings as the reference takes them."""
     off = LossScale(init_scale=1.0, dynamic=False, skip_limit=None)
+    stochastic = history.precision == "bf16-sr"
     return StepPolicy(
         optimizer=optimizer_of(history.optimizer, history.settings),
         max_grad_norm=history.max_grad_norm,
         loss_scale=LossScale(**history.loss_scale) if history.loss_scale else off,
+        master_weights="none" if stochastic else "fp32",
+        write_back="stochastic" if stochastic else "nearest-even",
     )
+
+
+def random_bits_of(history: History, state: StepState) -> list[Array] | None:
+    """What the next write-back rounds with; None where nothing is random."""
+    if history.precision != "bf16-sr":
+        return None
+    return [
+        random_bits16(history.seed, state.update_index, place, np.arange(p.size)).reshape(p.shape)
+        for place, p in enumerate(history.parameters)
+    ]
 
 
 def train(history: History, *, save: Callable[[StepState], StepState] | None = None) -> list[StepTrace]:
@@ -103,7 +119,8 @@ def train(history: History, *, save: Callable[[StepState], StepState] | None = N
             done += 1
             if done in history.resume_after:
                 state = copy(state)
-        state, report = step(policy, state, total, weight=float(len(window)))
+        bits = random_bits_of(history, state)
+        state, report = step(policy, state, total, weight=float(len(window)), random_bits=bits)
         asked = report.applied and history.max_grad_norm is not None
         entry = StepTrace(
             applied=report.applied, loss_scale=report.loss_scale, next_loss_scale=report.next_loss_scale,

@@ -6,7 +6,7 @@ from functools import cache
 
 from mp_conformance.claims import registered
 from mp_conformance.claims.rows import Run
-from mp_conformance.mutants import numbers, others, policies, steps, updates
+from mp_conformance.mutants import numbers, others, policies, ranks, steps, updates
 from mp_conformance.mutants.rows import Mutant, MutantSubject
 from mp_conformance.runner import ask
 
@@ -22,7 +22,9 @@ def seeded() -> tuple[Mutant, ...]:
     >>> len(seeded()) >= 60
     True
     """
-    return (*numbers.MUTANTS, *policies.MUTANTS, *updates.MUTANTS, *steps.MUTANTS, *others.MUTANTS)
+    return (
+        *numbers.MUTANTS, *policies.MUTANTS, *updates.MUTANTS, *steps.MUTANTS, *ranks.MUTANTS, *others.MUTANTS,
+    )  # fmt: skip
 
 
 def catch(mutant: Mutant, examples: int = 200, seed: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""Seeded faults of op rules, stochastic rounding, ranks, reductions, elementary functions and facts."""
+"""Seeded faults of op rules, stochastic rounding, reductions, elementary functions and facts."""
 
 from __future__ import annotations
 
@@ -8,26 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import mp_reference as mp
-from mp_conformance.histories import StepTrace
 from mp_conformance.implementations import reference_training
 from mp_conformance.implementations.reference import ReferenceSubject
 from mp_conformance.mutants.rows import Mutant
-from mp_reference.amp.loss_scale import LossScale
-from mp_reference.amp.step import initial_state, step
-from mp_reference.numerics.rounding import round_to
 from mp_reference.spec.formats import FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mp_conformance.histories import History
+    from collections.abc import Callable
 
 __all__ = ["MUTANTS"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _HONEST = ReferenceSubject()
-_FIXED = LossScale(init_scale=1.0, dynamic=False, skip_limit=None)
 
 
 def _rules_with(**changed: str) -> Callable[..., Any]:
@@ -75,41 +68,6 @@ def _unseeded(x: Array, to: str, seed: int) -> Array:
     return np.asarray(_HONEST.perform("stochastic", x, to=to, seed=seed + _CALLS[0]))
 
 
-def _ranks_with(
-    mean: Callable[[list[Array]], Array] | None = None, *, decide_alone: bool = False, own_norm: bool = False
-) -> Callable[..., Any]:
-    """Two ranks in one process, with one thing done wrong."""
-
-    def average(parts: list[Array]) -> Array:
-        return parts[0] / np.float32(2) + parts[1] / np.float32(2)
-
-    def one(history: History, rank: int) -> list[StepTrace]:
-        policy, fmt = reference_training.policy_of(history), reference_training.STORED[history.precision]
-        state = initial_state(policy, list(history.parameters), fmt)
-        trace: list[StepTrace] = []
-        for window in history.windows:
-            scale = np.float32(state.loss_scale.scale)
-            with np.errstate(all="ignore"):
-                scaled = [[round_to(scale * g, fmt) for g in micro] for micro in window]
-                pooled = [(mean or average)([scaled[0][i], scaled[1][i]]) for i in range(len(scaled[0]))]
-            alone = decide_alone and all(np.isfinite(g).all() for g in scaled[rank])
-            given = [np.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0) for g in pooled] if alone else pooled
-            state, report = step(policy, state, scaled[rank] if own_norm and rank else given)
-            asked = report.applied and history.max_grad_norm is not None
-            entry = StepTrace(
-                applied=report.applied, loss_scale=report.loss_scale, next_loss_scale=report.next_loss_scale,
-                grad_norm=report.grad_norm if asked else None, parameters=state.parameters, masters=state.masters,
-                slots=tuple(s.slots for s in state.optimizer),
-            )  # fmt: skip
-            trace.append(entry)
-        return trace
-
-    def fault(histories: Sequence[History]) -> list[list[list[StepTrace]]]:
-        return [[one(history, rank) for history in histories] for rank in range(2)]
-
-    return fault
-
-
 def _wrong_facts(format: str) -> dict[str, float]:  # noqa: A002  # the operation's own option
     told: dict[str, float] = _HONEST.perform("facts", format=format)
     return told | {"min_subnormal": told["min_normal"]}
@@ -151,10 +109,6 @@ def _sr(word: str, sentence: str, fault: Callable[..., Any], claim: str) -> Muta
     return _row(f"stochastic.{word}", sentence, "stochastic", fault, f"stochastic.{claim}.bf16")
 
 
-def _ranks(word: str, sentence: str, fault: Callable[..., Any]) -> Mutant:
-    return _row(f"ranks.{word}", sentence, "ranks", fault, "ranks.replicas")
-
-
 MUTANTS: tuple[Mutant, ...] = (
     _rules("softmax-low", "softmax runs in low precision", _rules_with(softmax__int="lower_precision_fp")),
     _rules("mm-fp32", "mm runs in fp32", _rules_with(mm="fp32")),
@@ -172,11 +126,6 @@ MUTANTS: tuple[Mutant, ...] = (
     _sr("noise", "adds noise and rounds, so that numbers of the format move", _two_apart, "neighbours"),
     _sr("unseeded", "every call draws other bits", _unseeded, "replicas"),
     _sr("one-seed", "the seed is ignored", _stochastic_with(lambda x, seed: _bits(x, 0)), "replicas"),
-    _ranks("sum", "gradients are added up, not averaged", _ranks_with(lambda parts: parts[0] + parts[1])),
-    _ranks("alone", "each rank decides by its own gradients", _ranks_with(decide_alone=True)),
-    _ranks("own-gradients", "one rank steps with its own gradients", _ranks_with(own_norm=True)),
-    _ranks("fp16-wire", "gradients travel in fp16", _ranks_with(
-        lambda parts: (parts[0] / 2).astype(np.float16).astype(np.float32) + parts[1] / np.float32(2))),
     _row("facts.no-subnormals", "the smallest number is the smallest normal one", "facts", _wrong_facts,
          "format.fp16.facts"),
     _row("matmul.low", "products are accumulated in fp16", "matmul", _accumulates_low, "matmul.bound.fp16"),
