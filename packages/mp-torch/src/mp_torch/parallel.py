@@ -87,7 +87,8 @@ class ManyRanks:
             mesh: one dimension to shard over, two to replicate over the first and shard over the second; all ranks
                 unless given. Parameters that tensor parallelism laid out already keep that layout as well.
             param_dtype: "auto" as described, ``None`` for everything as stored.
-            reduce_dtype: what gradients travel in; ``config.reduce_dtype`` unless given. A 16-bit one is added in fp32.
+            reduce_dtype: what gradients travel in; ``config.reduce_dtype`` unless given. A 16-bit one is added in fp32,
+                and replicas of a mesh of two dimensions exchange fp32.
             blocks: names of modules that are gathered as one; the model's layers unless given.
             offload: keep shards, masters and moments in host memory.
 

@@ -90,8 +90,9 @@ def test_gradients_on_a_16_bit_wire_are_the_same_for_shards_and_replicas_and_kep
     settings = {"reduce_dtype": reduce_dtype, "divide": "after", "loss_scale": LossScale(init_scale=1024.0)}
     replicas = run(pool, "ddp", settings)
     shards = run(pool, "fsdp", settings)
-    assert replicas[0][0] == replicas[1][0]
-    assert shards[0][0] == shards[1][0]
+    assert replicas[0][0] == replicas[1][0] == shards[0][0] == shards[1][0]
+    for one, other in zip(replicas[0][1], shards[0][1], strict=True):
+        assert torch.equal(one, other)
     fp32 = run(pool, "ddp", {"loss_scale": LossScale(init_scale=1024.0)})
     assert replicas[0][0] != fp32[0][0], "the wire's dtype made no difference at all"
 
@@ -102,6 +103,28 @@ def run(pool, how, settings):
 
 def train_with(how, settings):
     return train(how, "fp16-mixed", **settings)
+
+
+def of_replicated_shards(values, reduce_dtype):
+    """The gradient of a weight in shards of two ranks and two replicas, whose rank r computes ``values[r]``."""
+    model = nn.Linear(4, 1, bias=False)
+    engine = AmpEngine(
+        model, torch.optim.SGD(model.parameters(), 1.0), "fp32", reduce_dtype=reduce_dtype, divide="after"
+    )
+    engine.shard(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    engine.backward(model(torch.full((1, 4), values[distributed.get_rank()])).sum())
+    (gradient,) = engine.gradients().values()
+    return gradient.flatten().tolist()
+
+
+@pytest.mark.parametrize("values", [[2048.0, 2048.0, 1.0, 1.0], [40000.0] * 4, [2.0**-24] * 4])
+@pytest.mark.parametrize("reduce_dtype", ["fp16", "fp32"])
+def test_replicas_of_shards_add_in_fp32_whatever_travels_within_a_replica(pool, values, reduce_dtype):
+    found = pool.run(of_replicated_shards, 4, values, reduce_dtype)
+    numbers = [one for gradient in found[:2] for one in gradient]  # what the two ranks of one replica hold together
+    assert set(numbers) == {sum(values) / 4}
+    assert len(numbers) == 4
+    assert found[2:] == found[:2]
 
 
 def offloaded():

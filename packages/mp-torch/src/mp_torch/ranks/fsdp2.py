@@ -32,10 +32,14 @@ __all__ = ["ShardedRanks", "group_of", "shard_"]
 
 
 class _Fp32Sum:
-    """A reduce-scatter that adds in fp32, whatever travels, and divides by all ranks that share a gradient."""
+    """A reduce-scatter that sends 16 bits, adds in fp32, and divides by all ranks that share a gradient.
 
-    def __init__(self, count: int, divide: str) -> None:
-        self.count, self.divide = count, divide
+    FSDP, which is told that gradients travel in fp32, hands over and takes back fp32: the mean is not rounded to 16 bits
+    afterwards, and replicas (HSDP) add theirs in fp32.
+    """
+
+    def __init__(self, count: int, wire: torch.dtype, divide: str) -> None:
+        self.count, self.wire, self.divide = count, wire, divide
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A buffer for FSDP's own use."""
@@ -43,7 +47,7 @@ class _Fp32Sum:
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, **_: Any) -> None:
         """FSDP, which was told to divide by one, asks for a sum."""
-        mean = scattered_mean(input_tensor.view(group.size(), -1), group, input_tensor.dtype, self.divide)
+        mean = scattered_mean(input_tensor.view(group.size(), -1), group, self.wire, self.divide)
         replicas = self.count // group.size()
         output_tensor.copy_(mean / replicas if replicas != 1 else mean)
 
@@ -57,21 +61,21 @@ def shard_(
         model: whole, the same on every rank.
         mesh: one dimension to shard over, or two: replicate over the first and shard over the second (HSDP).
         units: as ``mp_torch.ranks.sharding.plan``.
-        reduce_dtype: dtype in which gradients travel; a 16-bit one is added in fp32.
+        reduce_dtype: dtype in which gradients travel to the rank that adds them, in fp32; replicas exchange fp32.
         divide: as ``mp_torch.ranks.average.factors``, for 16-bit traffic; fp32 is divided on the way.
         offload: keep shards in host memory.
     """
     offloading = CPUOffloadPolicy(pin_memory=torch.accelerator.is_available()) if offload else OffloadPolicy()
     modules = dict(model.named_modules())
     for unit in units:
-        policy = MixedPrecisionPolicy(param_dtype=unit.dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+        policy = MixedPrecisionPolicy(param_dtype=unit.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         fully_shard(modules[unit.name], mesh=mesh, mp_policy=policy, offload_policy=offloading)
     if reduce_dtype != torch.float32:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-                module.set_custom_reduce_scatter(_Fp32Sum(mesh.size(), divide))  # type: ignore[arg-type]  # by shape
+                module.set_custom_reduce_scatter(_Fp32Sum(mesh.size(), reduce_dtype, divide))  # type: ignore[arg-type]  # by shape
 
 
 class ShardedRanks(GroupRanks):
