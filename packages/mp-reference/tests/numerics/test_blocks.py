@@ -24,6 +24,9 @@ from mp_reference.spec.blocks import (
     block_format_named,
 )
 
+LONG = BlockFormat(
+    name="long", element="fp16", block_size=4, scale="fp32", scale_rule="amax", tensor_scale=True
+)  # fmt: skip
 MX = [fmt for fmt in BLOCK_FORMATS.values() if fmt.scale == "float8_e8m0fnu"]
 
 
@@ -208,7 +211,17 @@ MISFIT = BlockArray(format=MXFP4, elements=np.zeros((2, 33), np.uint8), scales=n
         (lambda: tensor_scale_of(ONES, MXFP4), ValueError, "mxfp4 has no tensor scale; leave it out"),
         (lambda: tensor_scale_of(ONES * np.float32(np.inf), NVFP4), ValueError, "the largest magnitude is inf"),
         (lambda: quantize(np.float32(1), MXFP4), ValueError, r"x has none; use x\[np.newaxis\]"),
-        (lambda: quantize(ONES.astype(np.float64), MXFP4), TypeError, r"use mp.round_to\(x, mp.FP32\) first"),
+        (lambda: quantize(ONES.astype(np.float64), MXFP4), TypeError, r"use mp.cast\(x, mp.FP32\) first"),
+        (lambda: quantize([1.0], MXFP4), TypeError, "takes float32 or narrower floats, got float64"),
+        (lambda: quantize(ONES, "mxfp4"), TypeError, r"fmt='mxfp4' must be a BlockFormat; look one up with block_for"),
+        (
+            lambda: quantize(ONES, MXFP4, rounding="stochastic", random_bits=np.zeros(5, np.uint8)),
+            ValueError,
+            r"random_bits have shape \(5,\) and must broadcast to",
+        ),
+        (lambda: quantize(ONES, NVFP4, tensor_scale=np.ones(2)), ValueError, "must be a positive fp32 number"),
+        (lambda: tensor_scale_of(np.array([1e300]), NVFP4), ValueError, "the largest magnitude is 1e[+]300, which no"),
+        (lambda: quantize(ONES, LONG, tensor_scale=0.5), ValueError, "more bits together than float64 divides exactly"),
         (lambda: quantize(np.arange(3), MXFP4), TypeError, "got int64"),
         (lambda: dequantize(MISFIT), ValueError, r"\(2, 33\) in blocks of 32 along axis -1 need \(2, 2\)"),
         (lambda: block_format_named("mxint8"), ValueError, "block format 'mxint8' is not one of mxfp8_e4m3"),
@@ -226,13 +239,42 @@ def test_bad_arguments_are_refused_with_the_way_out(call, error, message):
         ({"scale": "int8"}, "b: format 'int8' is not one of fp32"),
         ({"scale_rule": "up"}, "b: scale_rule='up' must be one of ocp, round-up, amax"),
         ({"scale_rule": "ocp"}, "with bf16 use scale_rule='amax'"),
-        ({"block_size": 0}, "block_size=0 must be at least 1; MX formats have 32"),
+        ({"block_size": 0}, "block_size=0 must be a whole number of at least 1; MX formats have 32"),
+        ({"block_size": 2.5}, "block_size=2.5 must be a whole number of at least 1"),
+        ({"element": "float8_e8m0fnu"}, "element='float8_e8m0fnu' has no zero and no sign; it can only be the scale"),
+        ({"scale": "float4_e2m1fn"}, "scale='float4_e2m1fn' has no NaN to mark a block that holds one"),
     ],
 )
 def test_an_impossible_block_format_is_refused(wrong, message):
     right = {"name": "b", "element": "bf16", "block_size": 32, "scale": "bf16", "scale_rule": "amax"}
     with pytest.raises(ValueError, match=message):
         BlockFormat(**(right | wrong))
+
+
+@pytest.mark.parametrize("element", ["fp16", "bf16", "fp32", "float8_e5m2fnuz"])
+@pytest.mark.parametrize("scale", ["fp32", "fp16", "bf16", "float8_e5m2", "float8_e8m0fnu"])
+def test_elements_and_scales_of_any_width_keep_all_their_bits(element, scale):
+    fmt = BlockFormat(name="b", element=element, block_size=4, scale=scale, scale_rule="amax")
+    x = np.float32([1.5, -3.25, 1000.0, 0.1, -0.0, 7e-3, 2.0, -1.0])
+    packed = quantize(x, fmt)
+    wanted = [value for block in x.reshape(2, 4) for value in oracle(block, fmt, "amax", 1.0, "nearest-even")]
+    assert differing_bits(dequantize(packed), np.array(wanted)) == 0
+    assert np.isnan(dequantize(quantize(np.float32([np.nan, 1.0]), fmt))).all()
+
+
+def test_the_scale_of_a_tensor_of_tiny_numbers_is_the_smallest_there_is():
+    tiny = np.float32([1e-45, -3e-45])
+    assert tensor_scale_of(tiny, NVFP4) == mp.FP32.min_subnormal
+    packed = quantize(tiny, NVFP4, tensor_scale=tensor_scale_of(tiny, NVFP4))
+    assert np.abs(dequantize(packed) / tiny.astype(float) - 1).max() <= 2.0**-4  # half an ulp of the E4M3 scale
+    assert tensor_scale_of([0.0], NVFP4) == 1.0
+
+
+def test_the_text_of_a_block_format_teaches():
+    assert repr(MXFP4) == (
+        "BlockFormat(mxfp4: 4.25 bits a value = float4_e2m1fn elements, 32 to a scale in float8_e8m0fnu chosen by ocp)"
+    )
+    assert repr(NVFP4).endswith("16 to a scale in float8_e4m3fn chosen by amax, and an fp32 scale of the whole tensor)")
 
 
 def test_rows_cite_their_source():

@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 import mp_reference as mp
 from mp_reference.numerics import exact
 from mp_reference.numerics.bits import same_bits
+from mp_reference.numerics.blocks import quantize
 from mp_reference.numerics.products import widened
+from mp_reference.numerics.reductions import dot
 from mp_reference.numerics.superaccumulator import digits_of_products, exact_products
+from mp_reference.spec.blocks import MXFP4
 
 HALF = np.float16
+MX = quantize(np.ones((2, 2), np.float32), MXFP4)
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn, ml_dtypes.float6_e2m3fn]
 
 
@@ -177,6 +181,18 @@ def test_the_addend_is_where_the_accumulator_starts():
         (lambda: mp.matmul(np.ones((1, 1)), np.ones((1, 1))), TypeError, "float64 stores none of the named formats"),
         (lambda: mp.matmul(HALF([1]), HALF([1]), accumulator="double"), ValueError,
          "accumulator='double' is none of 'exact', 'fp32'; build others with sequential(format)"),
+        (lambda: mp.matmul(np.ones((2, 1, 1), HALF), np.ones((3, 1, 1), HALF)), ValueError,
+         "matmul of (2, 1, 1) by (3, 1, 1): the leading axes (2,) and (3,) do not broadcast; give one of them length"),
+        (lambda: mp.matmul(HALF([1]), HALF([1]), threads=0), ValueError, "threads=0 must be at least 1"),
+        (lambda: mp.matmul(HALF([1]), HALF([1]), out_format="fp32"), TypeError,
+         "out_format='fp32' must be a FloatFormat; use format_named('fp32')"),
+        (lambda: mp.sum([1, 2]), TypeError, "dtype int64 stores none of the named formats"),
+        (lambda: dot(HALF(1), HALF([1])), ValueError, "dot takes arrays of one axis or more, got shapes () and (1,)"),
+        (lambda: mp.matmul(MX, HALF([[1]])), TypeError, "a is a BlockArray and the other factor is not; quantize that"),
+        (lambda: mp.matmul(HALF([[1]]), MX), TypeError, "b is a BlockArray and the other factor is not; quantize that"),
+        (lambda: mp.matmul(MX, MX, scales=(HALF(1), HALF(1))), ValueError, "block arrays bring their scales along"),
+        (lambda: mp.matmul(MX, quantize(np.ones((3, 2), np.float32), MXFP4, axis=0)), ValueError,
+         "matmul of (2, 2) by (3, 2): the last axis of a must equal the last but one of b"),
         (lambda: mp.matmul(HALF([1]), HALF([1]), np.float32(0.1), mp.FP16), ValueError,
          "c is fp32 and holds values that fp16, in which sequential(fp16) starts, does not have; round it first, with "
          "cast(c, FP16)"),

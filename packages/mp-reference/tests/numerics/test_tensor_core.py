@@ -458,6 +458,9 @@ def test_an_instruction_shorter_than_the_block_adds_no_more_than_it_has():
     ("arguments", "words"),
     [
         (("pascal",), "tensor core 'pascal' is none of volta, turing"),
+        (("Hoper",), "cdna3 (did you mean 'hopper'?), nor a device such as v100"),
+        (("m16n8k17.f32.f16.f16.f32",), "m8n8k4, mMnNk16, mMnNk32, mMnNk64, mMnNk8 (did you mean 'm16n8k16'?), types"),
+        (("hopper", "ampere"), "architecture='ampere' says which one runs an instruction, and 'hopper' is an archite"),
         (("m16n8k16.f32.f16.f16.f32", "volta"), "instruction 'm16n8k16.f32.f16.f16.f32' is not known for volta"),
         (("m16n8k16.f32.f64.f64.f32",), "is not known for any architecture; shapes are"),
         (("m16n8k16",), "is not known for any architecture"),
@@ -488,6 +491,47 @@ def test_an_unknown_field_is_refused_with_the_known_ones():
         TypeError, match="tensor_core has no field 'zero_product'; a row's fields are architecture, family"
     ):
         mp.tensor_core("hopper", zero_product="excluded")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"zero_products": "included"}, "zero_products='included' must be one of 'excluded', 'minimum-exponent'"),
+        ({"second_cut": "up"}, "second_cut='up' must be one of 'toward-negative', 'toward-zero'"),
+        ({"rounding": "up"}, "rounding='up' must be one of 'toward-zero', 'nearest-even'"),
+        ({"block": 0}, "block=0 must be a whole number of at least 1"),
+        ({"block": 2.0}, "block=2.0 must be a whole number of at least 1"),
+        ({"span": 8}, "block=16 must be a multiple of group=1 and divide span=8; change them together"),
+        ({"fraction_bits": 47}, "fraction_bits=47 and block=16 make sums of more than 53 bits, which are not exact"),
+        ({"result_bits": 24}, "result_bits=24 does not fit fp32, which stores 23"),
+        ({"exponent_floor": 0.5}, "exponent_floor=0.5 must be an integer, or None for no floor"),
+    ],
+)
+def test_a_field_that_means_nothing_is_refused(fields, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        mp.tensor_core("m16n8k16.f32.f16.f16.f32", architecture="hopper", **fields)
+
+
+@pytest.mark.parametrize("bits", [28, 29, 44])
+def test_more_fraction_bits_than_int32_holds_are_exact_too(bits):
+    unit = mp.tensor_core("m16n8k16.f32.f16.f16.f32", architecture="hopper", fraction_bits=bits)
+    a = np.float16([[1024.0, 2.0**-14, 1.5 * 2.0**-5]])
+    b = np.float16([[1.0], [2.0**-14], [1.0]])
+    cut = sum(math.floor(x * 2.0 ** (bits - 10)) for x in (1024.0, 2.0**-28, 1.5 * 2.0**-5)) * 2.0 ** (10 - bits)
+    assert mp.matmul(a, b, accumulator=unit).item() == math.floor(cut * 2.0**13) * 2.0**-13
+
+
+def test_a_device_is_known_however_it_is_written():
+    names = ("h100", "H-100", "sm_90", "H200", "gh200")
+    assert {mp.tensor_core(name).rows for name in names} == {mp.tensor_core("hopper").rows}
+    assert mp.tensor_core("RTX 4090").rows == mp.tensor_core("ada").rows
+    with pytest.raises(TypeError, match="name=90 must be a string such as 'hopper'"):
+        mp.tensor_core(90)
+
+
+def test_the_text_of_a_unit_teaches():
+    assert repr(mp.tensor_core("volta")) == "TensorCore(tensor_core(volta): volta, fp16 to fp32)"
+    assert repr(mp.tensor_core("h100", result="fp16")).endswith("hopper, fp16, float8_e4m3fn, float8_e5m2 to fp16)")
 
 
 def test_a_family_without_units_is_refused():

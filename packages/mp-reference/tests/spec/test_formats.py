@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mp_reference as mp
-from mp_reference.spec.formats import FORMATS, FloatFormat, format_named, format_table
+from mp_reference.spec.formats import FORMATS, FloatFormat, format_named, format_table, require_format
 
 STORED = [fmt for fmt in FORMATS.values() if fmt.name != "tf32"]
 
@@ -77,9 +77,39 @@ def test_an_impossible_format_is_refused_with_the_way_out(arguments, message):
         FloatFormat("odd", **arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"exponent_bits": 4.0, "mantissa_bits": 3}, r"odd: exponent_bits=4.0 must be an integer; use int\(4.0\)"),
+        ({"exponent_bits": 4, "mantissa_bits": "3"}, r"odd: mantissa_bits='3' must be an integer; use int\('3'\)"),
+        ({"exponent_bits": 4, "mantissa_bits": 3, "bias": 7.5}, r"odd: bias=7.5 must be an integer"),
+    ],
+)
+def test_a_width_that_is_no_integer_is_refused(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        FloatFormat("odd", **arguments)
+
+
+def test_any_integers_and_any_bias_make_a_format():
+    plain = FloatFormat("e4m3", exponent_bits=4, mantissa_bits=3)
+    assert FloatFormat("e4m3", exponent_bits=np.int64(4), mantissa_bits=np.uint8(3), bias=np.int32(7)) == plain
+    below_zero = FloatFormat("e4m3", exponent_bits=4, mantissa_bits=3, bias=-1)
+    assert (below_zero.bias, below_zero.min_normal, below_zero.max) == (-1, 4.0, 240.0 * 2**8)
+
+
 def test_an_unknown_name_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="format 'half' is not one of fp32, tf32, fp16"):
         format_named("half")
+    with pytest.raises(ValueError, match=r"float4_e2m1fn \(did you mean 'bf16'\?\); for another one write"):
+        format_named("BF16")
+
+
+def test_the_name_of_a_format_is_no_format():
+    assert require_format(mp.BF16) is mp.BF16
+    with pytest.raises(TypeError, match=r"out='bf16' must be a FloatFormat; use format_named\('bf16'\)"):
+        require_format("bf16", "out")
+    with pytest.raises(TypeError, match="fmt='half' must be a FloatFormat; use one of FORMATS, such as FP16, or build"):
+        require_format("half")
 
 
 def test_a_custom_row_under_a_known_name_does_not_claim_its_dtype():

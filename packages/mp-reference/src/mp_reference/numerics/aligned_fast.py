@@ -22,6 +22,7 @@ __all__ = ["FastAligned"]
 Tile = NDArray[Any]
 _BIAS = 127
 _NO_PRODUCT = -4000
+_MOST_FRACTION_BITS = 28  # a product, below 4, is then an int32
 
 
 class FastAligned:
@@ -32,7 +33,7 @@ class FastAligned:
         """Whether this is the arithmetic of the row."""
         usual = {"fp32": ("toward-zero", unit.result_bits), "fp16": ("nearest-even", 10)}[unit.result]
         plain = unit.arithmetic == "aligned" and unit.group == 1 and unit.zero_products == "excluded"
-        return plain and (unit.rounding, unit.result_bits) == usual
+        return plain and (unit.rounding, unit.result_bits) == usual and unit.fraction_bits <= _MOST_FRACTION_BITS
 
     @classmethod
     def of(

@@ -10,16 +10,18 @@ import numpy as np
 from mp_reference.numerics.codec import code_dtype, decode, encode, encode_representable, nan_code
 from mp_reference.numerics.odd import ODD
 from mp_reference.numerics.rounding import round_to
-from mp_reference.spec.blocks import SCALE_RULES
+from mp_reference.spec.blocks import SCALE_RULES, BlockFormat
+from mp_reference.spec.formats import FP32
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from mp_reference.numerics.rounding import RandomBits, Rounding
-    from mp_reference.spec.blocks import BlockFormat, ScaleRule
+    from mp_reference.spec.blocks import ScaleRule
 
 __all__ = ["BlockArray", "dequantize", "quantize", "tensor_scale_of"]
 
+_LONGEST = 26  # stored bits of element and scale: a quotient and the product of both scales fit float64 together
 _ROWS = 2048  # blocks worked on at a time: a workspace that stays in the cache
 
 
@@ -29,8 +31,8 @@ class BlockArray:
 
     Args:
         format: the block format.
-        elements: uint8 codes of the element format, the shape of the numbers.
-        scales: uint8 codes of the scale format; the blocked axis is last and has one entry a block.
+        elements: codes of the element format, the shape of the numbers.
+        scales: codes of the scale format; the blocked axis is last and has one entry a block.
         axis: along which blocks run.
         tensor_scale: by which every value is multiplied besides; 1.0 unless the format has such a scale.
 
@@ -42,24 +44,25 @@ class BlockArray:
     """
 
     format: BlockFormat
-    elements: NDArray[np.uint8]
-    scales: NDArray[np.uint8]
+    elements: NDArray[Any]
+    scales: NDArray[Any]
     axis: int
     tensor_scale: float = 1.0
 
 
-def tensor_scale_of(x: NDArray[Any], fmt: BlockFormat) -> float:
+def tensor_scale_of(x: ArrayLike, fmt: BlockFormat) -> float:
     """The fp32 scale that brings the largest magnitude of a tensor to the largest scale times the largest element.
 
     Args:
-        x: floating array, any shape, finite.
+        x: floating array, any shape, finite in fp32.
         fmt: a format with a tensor scale.
 
     Returns:
-        ``amax / (scale.max * element.max)`` rounded to fp32; 1.0 for a tensor of zeros.
+        ``amax / (scale.max * element.max)`` rounded to fp32, the smallest fp32 number where that is zero; 1.0 for a
+        tensor of zeros.
 
     Raises:
-        ValueError: the format has no tensor scale, or ``x`` is not finite.
+        ValueError: the format has no tensor scale, or ``x`` is not finite in fp32.
 
     Source: NVIDIA, arXiv 2509.25149, appendix C.
 
@@ -69,15 +72,15 @@ def tensor_scale_of(x: NDArray[Any], fmt: BlockFormat) -> float:
     """
     if not fmt.tensor_scale:
         raise ValueError(f"{fmt.name} has no tensor scale; leave it out")
-    amax = float(np.max(np.abs(x), initial=0.0))
-    if not np.isfinite(amax):
+    amax = float(np.max(np.abs(np.asarray(x)), initial=0.0))
+    if not amax <= FP32.max:
         raise ValueError(f"the largest magnitude is {amax}, which no scale brings into range; check x before")
-    scale = float(np.float32(amax / (fmt.scale_format.max * fmt.element_format.max)))
-    return scale if scale > 0 else 1.0
+    scale = float(round_to(amax / (fmt.scale_format.max * fmt.element_format.max), FP32))
+    return max(scale, FP32.min_subnormal) if amax > 0 else 1.0
 
 
 def quantize(
-    x: NDArray[Any],
+    x: ArrayLike,
     fmt: BlockFormat,
     *,
     axis: int = -1,
@@ -102,9 +105,9 @@ def quantize(
         elements: every one of its values reads as NaN.
 
     Raises:
-        TypeError: ``x`` is wider than float32; round it with mp.round_to first.
-        ValueError: no axis, an unknown rule, or a tensor scale that the format does not have or that is no positive
-            fp32 number.
+        TypeError: ``x`` is wider than float32; round it with mp.cast first.
+        ValueError: no axis, an unknown rule, random bits of another shape, or a tensor scale that the format does not
+            have, cannot divide by exactly, or that is no positive fp32 number.
 
     Source: OCP MX v1.0, 6.3; ``round-up``: arXiv 2506.08027, appendix; ``amax``: arXiv 2509.25149.
 
@@ -115,6 +118,8 @@ def quantize(
     >>> dequantize(quantize(np.float32([1.0, 500.0]), MXFP8_E4M3, scale_rule="round-up")).tolist()
     [1.0, 512.0]
     """
+    if not isinstance(fmt, BlockFormat):
+        raise TypeError(f"fmt={fmt!r} must be a BlockFormat; look one up with block_format_named(name)")
     rule = fmt.scale_rule if scale_rule is None else scale_rule
     values = _checked(np.asarray(x), fmt, rule, tensor_scale)
     moved = np.moveaxis(values, axis, -1)
@@ -123,11 +128,10 @@ def quantize(
     blocks = np.zeros((*moved.shape[:-1], count * fmt.block_size), np.float32)
     blocks[..., :length] = moved
     flat = blocks.reshape(-1, fmt.block_size)
-    elements, scales = np.empty(flat.shape, np.uint8), np.empty(flat.shape[0], np.uint8)
+    elements = np.empty(flat.shape, code_dtype(fmt.element_format))
+    scales = np.empty(flat.shape[0], code_dtype(fmt.scale_format))
     if random_bits is not None and isinstance(random_bits, np.ndarray):
-        padded = np.zeros(blocks.shape, random_bits.dtype)
-        padded[..., :length] = random_bits
-        random_bits = padded.reshape(flat.shape)
+        random_bits = _padded(random_bits, moved.shape, blocks.shape).reshape(flat.shape)
     for start in range(0, flat.shape[0], _ROWS):
         rows = slice(start, start + _ROWS)
         drawn = random_bits[rows] if isinstance(random_bits, np.ndarray) else random_bits
@@ -140,31 +144,50 @@ def quantize(
     )  # fmt: skip
 
 
+def _padded(random_bits: NDArray[Any], given: tuple[int, ...], whole: tuple[int, ...]) -> NDArray[Any]:
+    """Random bits for the blocks filled up, as they are given for the numbers alone."""
+    padded = np.zeros(whole, random_bits.dtype)
+    try:
+        padded[..., : given[-1]] = random_bits
+    except ValueError:
+        raise ValueError(
+            f"random_bits have shape {random_bits.shape} and must broadcast to {given}, the shape of x with the "
+            "blocked axis last; draw as many"
+        ) from None
+    return padded
+
+
 def _checked(x: NDArray[Any], fmt: BlockFormat, rule: str, tensor_scale: float) -> NDArray[np.float32]:
     if rule not in SCALE_RULES:
         raise ValueError(f"scale_rule={rule!r} must be one of {', '.join(SCALE_RULES)}")
     if rule != "amax" and fmt.scale_format.specials != "exponent-only":
         raise ValueError(f"scale_rule={rule!r} makes powers of two, which {fmt.name} does not store; use 'amax'")
-    if not (tensor_scale > 0 and np.isfinite(tensor_scale) and float(np.float32(tensor_scale)) == tensor_scale):
+    number = np.ndim(tensor_scale) == 0 and 0 < tensor_scale <= FP32.max
+    if not (number and float(np.float32(tensor_scale)) == tensor_scale):
         raise ValueError(f"tensor_scale={tensor_scale!r} must be a positive fp32 number; use tensor_scale_of(x, fmt)")
     if tensor_scale != 1.0 and not fmt.tensor_scale:
         raise ValueError(f"{fmt.name} has no tensor scale; leave it out")
+    if tensor_scale != 1.0 and fmt.element_format.mantissa_bits + fmt.scale_format.mantissa_bits > _LONGEST:
+        raise ValueError(
+            f"{fmt.name}: {fmt.element} elements, {fmt.scale} scales and a tensor scale have more bits together than "
+            "float64 divides exactly; leave the tensor scale out"
+        )
     if x.ndim == 0:
         raise ValueError("blocks run along an axis and x has none; use x[np.newaxis]")
     if x.dtype.kind in "iubc" or x.dtype.itemsize > 4:
-        raise TypeError(f"quantize takes float32 or narrower floats, got {x.dtype}; use mp.round_to(x, mp.FP32) first")
+        raise TypeError(f"quantize takes float32 or narrower floats, got {x.dtype}; use mp.cast(x, mp.FP32) first")
     with np.errstate(invalid="ignore"):
         return x.astype(np.float32)
 
 
-def _scale_codes(rows: NDArray[np.float32], fmt: BlockFormat, rule: str, tensor_scale: float) -> NDArray[np.uint8]:
+def _scale_codes(rows: NDArray[np.float32], fmt: BlockFormat, rule: str, tensor_scale: float) -> NDArray[Any]:
     """The scale of each row, as codes."""
     scale, element = fmt.scale_format, fmt.element_format
     amax = np.abs(rows).max(axis=1).astype(np.float64)
     usual = np.isfinite(amax) & (amax > 0)
     known = np.where(usual, amax, 1.0)
     if rule == "amax":
-        exact = ODD["div"](known, np.array(element.max * tensor_scale))
+        exact = ODD["div"](known, np.array(element.max * tensor_scale), precision=scale.mantissa_bits + 1)
         chosen = round_to(exact, scale, overflow="saturate")
     else:
         exponent = np.frexp(known)[1] - 1 - element.max_exponent  # exact, also just below a power of two
@@ -178,18 +201,19 @@ def _scale_codes(rows: NDArray[np.float32], fmt: BlockFormat, rule: str, tensor_
 
 def _element_codes(
     rows: NDArray[np.float32],
-    scales: NDArray[np.uint8],
+    scales: NDArray[Any],
     fmt: BlockFormat,
     tensor_scale: float,
     rounding: Rounding,
     random_bits: RandomBits | None,
-) -> NDArray[np.uint8]:
+) -> NDArray[Any]:
     """Each number divided by its scale, exactly, and rounded once."""
     scale = (decode(scales, fmt.scale_format).astype(np.float64) * tensor_scale)[:, np.newaxis]
     usual = np.isfinite(scale) & (scale > 0)
     divisor = np.where(usual, scale, 1.0)
     numbers = np.where(usual, rows, np.where(np.isnan(scale), 0.0, np.copysign(0.0, rows))).astype(np.float64)
-    return encode(ODD["div"](numbers, divisor), fmt.element_format, rounding, "saturate", random_bits=random_bits)
+    quotient = ODD["div"](numbers, divisor, precision=fmt.element_format.mantissa_bits + 1)
+    return encode(quotient, fmt.element_format, rounding, "saturate", random_bits=random_bits)
 
 
 def dequantize(packed: BlockArray) -> NDArray[np.float64]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mp_reference.numerics.blocks import BlockArray
 from mp_reference.numerics.products import Problem, own_format, parts_of, prepared, result_format, widened
 from mp_reference.numerics.scaled import unit_and_scales, unpacked
 from mp_reference.numerics.tensor_core import exponents_of
@@ -32,6 +31,8 @@ from mp_reference.spec.tensor_cores import MatrixUnit, TensorCore
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+    from mp_reference.numerics.blocks import BlockArray
 
     Sizes = NDArray[np.float64]
 
@@ -77,9 +78,8 @@ def bound(
     >>> abs(matmul(a, b, accumulator=FP16).item() - exact) < bound(a, b, FP16).item()
     True
     """
-    row, factor = accumulator_named(accumulator), 1.0
-    if isinstance(a, BlockArray) and isinstance(b, BlockArray):
-        a, b, scales, factor = unpacked(a, b)
+    row = accumulator_named(accumulator)
+    a, b, scales, factor = unpacked(a, b, scales)
     problem = Problem(np.asarray(a), np.asarray(b), None if c is None else np.asarray(c), scales)
     if scales is not None and not isinstance(row, TensorCore):
         raise ValueError(f"{row.name} takes no scales; use tensor_core('blackwell'), or multiply them in first")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mp_reference.numerics.bits import codes_of
-from mp_reference.numerics.blocks import BlockArray
 from mp_reference.numerics.chains import Factors, run_chain
 from mp_reference.numerics.codec import cast
 from mp_reference.numerics.products import Problem, own_format, parts_of, prepared, result_format
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import ArrayLike, NDArray
+
+    from mp_reference.numerics.blocks import BlockArray
 
 __all__ = ["accumulate", "matmul"]
 
@@ -62,9 +63,10 @@ def matmul(
         answer every zero with +0 and NaN with the code 0x7FFFFFFF or 0x7FFF.
 
     Raises:
-        TypeError: a dtype that stores no named format, or factors of two formats without ``out_format``.
-        ValueError: shapes that do not fit, a unit that does not multiply these formats, an addend that would have to
-            be rounded first, or scales that nothing takes.
+        TypeError: a dtype that stores no named format, factors of two formats without ``out_format``, or one block
+            array.
+        ValueError: no threads, shapes that do not fit, a unit that does not multiply these formats, an addend that
+            would have to be rounded first, or scales that nothing takes.
 
     Source: the accumulator's ``source``.
 
@@ -73,11 +75,12 @@ def matmul(
     >>> [float(matmul(a, b, accumulator=row)[0, 0]) for row in ("exact", FP16, tensor_core("hopper"))]
     [1.0, 0.0, 1.0]
     """
-    row, factor = accumulator_named(accumulator), 1.0
-    if isinstance(a, BlockArray) and isinstance(b, BlockArray):
-        a, b, scales, factor = unpacked(a, b)
-        if factor != 1 and c is not None:
-            raise ValueError(f"c cannot join a sum that tensor scales multiply by {factor}; add it to the result")
+    row = accumulator_named(accumulator)
+    if threads < 1:
+        raise ValueError(f"threads={threads} must be at least 1; threads=1 starts none")
+    a, b, scales, factor = unpacked(a, b, scales)
+    if factor != 1 and c is not None:
+        raise ValueError(f"c cannot join a sum that tensor scales multiply by {factor}; add it to the result")
     problem = Problem(np.asarray(a), np.asarray(b), None if c is None else np.asarray(c), scales)
     out = result_format(row, problem, out_format)
     if isinstance(row, Fast) and out != FP32 and problem.scales is None:

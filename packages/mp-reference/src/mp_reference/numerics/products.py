@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mp_reference.numerics.bits import format_of, native
+from mp_reference.numerics.bits import codes_of, format_of, native
 from mp_reference.numerics.codec import decode
 from mp_reference.spec.accumulators import (
     Accumulator,
@@ -16,7 +16,7 @@ from mp_reference.spec.accumulators import (
     Sequential,
     SplitK,
 )  # fmt: skip
-from mp_reference.spec.formats import FP32, TF32, FloatFormat
+from mp_reference.spec.formats import BF16, FP32, TF32, FloatFormat, require_format
 from mp_reference.spec.tensor_cores import TensorCore
 
 if TYPE_CHECKING:
@@ -42,9 +42,16 @@ class Problem:
                 f"matmul of {a.shape} by {b.shape}: the last axis of a ({a.shape[-1]}) must equal the last but one "
                 f"of b ({b.shape[-2]}); transpose one of them"
             )
+        try:
+            batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        except ValueError:
+            raise ValueError(
+                f"matmul of {a.shape} by {b.shape}: the leading axes {a.shape[:-2]} and {b.shape[:-2]} do not "
+                "broadcast; give one of them length 1"
+            ) from None
         self.formats = (format_of(a.dtype), format_of(b.dtype))
         self.a, self.b = widened(a), widened(b)
-        self.shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        self.shape = (*batch, a.shape[-2], b.shape[-1])
         self.c_format = None if c is None else format_of(c.dtype)
         self.c = None if c is None else self._placed(widened(c))
         self.scales = scales
@@ -92,6 +99,9 @@ def widened(x: NDArray[Any]) -> NDArray[np.float32]:
     Returns:
         float32 in the machine's byte order, the same shape; ``x`` itself if it is that already.
 
+    Raises:
+        TypeError: the dtype stores no named format.
+
     Source: every named format is a subset of fp32.
 
     >>> widened(np.array([1.5], np.float16))
@@ -100,9 +110,10 @@ def widened(x: NDArray[Any]) -> NDArray[np.float32]:
     x = native(x)
     if x.dtype == np.float32:
         return x
-    if x.dtype.name == "bfloat16":  # ml_dtypes has the fastest way
+    fmt = format_of(x.dtype)
+    if fmt == BF16:  # ml_dtypes has the fastest way
         return x.astype(np.float32)
-    return decode(x.view(np.uint16 if x.dtype.itemsize == 2 else np.uint8), format_of(x.dtype))
+    return decode(codes_of(x), fmt)
 
 
 def result_format(row: Accumulator, problem: Problem, out_format: FloatFormat | None) -> FloatFormat:
@@ -117,7 +128,7 @@ def result_format(row: Accumulator, problem: Problem, out_format: FloatFormat | 
         The format, as ``matmul`` documents.
 
     Raises:
-        TypeError: the factors have two formats of 16 bits or more and nothing else decides.
+        TypeError: the factors have two formats of 16 bits or more and nothing else decides, or ``out_format`` is none.
 
     Source: this module.
 
@@ -127,7 +138,7 @@ def result_format(row: Accumulator, problem: Problem, out_format: FloatFormat | 
     'fp16'
     """
     if out_format is not None:
-        return out_format
+        return require_format(out_format, "out_format")
     if isinstance(row, TensorCore):
         return row.result_format
     if problem.c_format is not None:

@@ -117,7 +117,10 @@ def dot(
     >>> float(dot(np.float16([3, 4]), np.float16([3, 4]), accumulator="exact"))
     25.0
     """
-    left, right = np.asarray(a)[..., np.newaxis, :], np.asarray(b)[..., np.newaxis]
+    first, second = np.asarray(a), np.asarray(b)
+    if first.ndim == 0 or second.ndim == 0:
+        raise ValueError(f"dot takes arrays of one axis or more, got shapes {first.shape} and {second.shape}; use mul")
+    left, right = first[..., np.newaxis, :], second[..., np.newaxis]
     addend = None if c is None else np.asarray(c)[..., np.newaxis, np.newaxis]
     return matmul(left, right, addend, accumulator, out_format=out_format)[..., 0, 0]
 

@@ -7,31 +7,35 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mp_reference.numerics.bits import format_of
+from mp_reference.numerics.blocks import BlockArray
 from mp_reference.numerics.products import Problem, widened
 from mp_reference.numerics.tensor_core import run_unit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mp_reference.numerics.blocks import BlockArray
     from mp_reference.spec.tensor_cores import MatrixUnit, TensorCore
 
 __all__ = ["scaled_product", "unit_and_scales", "unpacked"]
 
+Scales = tuple[Any, Any]
 
-def unpacked(a: BlockArray, b: BlockArray) -> tuple[NDArray[Any], NDArray[Any], tuple[Any, Any], float]:
-    """Take block arrays apart for a product.
+
+def unpacked(a: Any, b: Any, scales: Scales | None = None) -> tuple[Any, Any, Scales | None, float]:
+    """Take block arrays apart for a product; other factors pass as they are.
 
     Args:
-        a: (..., m, k), blocks along the last axis.
-        b: (..., k, n), blocks along the last but one.
+        a: (..., m, k), if a block array with blocks along the last axis.
+        b: (..., k, n), with blocks along the last but one.
+        scales: block scales of plain factors, or nothing.
 
     Returns:
         Elements, elements, both scales with K where the factors have it, and the product of the tensor scales in fp32.
         A last block that is short is filled up with zeros.
 
     Raises:
-        ValueError: blocks do not run along K.
+        TypeError: one factor is a block array and the other is not.
+        ValueError: scales besides those of block arrays, or blocks that do not run along one K.
 
     Source: OCP MX v1.0, 6.1.
 
@@ -42,18 +46,32 @@ def unpacked(a: BlockArray, b: BlockArray) -> tuple[NDArray[Any], NDArray[Any], 
     >>> parts[0].shape, parts[1].shape, parts[2][1].shape
     ((2, 64), (64, 2), (2, 2))
     """
+    blocked = [isinstance(x, BlockArray) for x in (a, b)]
+    if not any(blocked):
+        return a, b, scales, 1.0
+    if not all(blocked):
+        raise TypeError(
+            f"{'a' if blocked[0] else 'b'} is a BlockArray and the other factor is not; quantize that one too, or "
+            "multiply dequantize(...) rounded to a format"
+        )
+    if scales is not None:
+        raise ValueError("block arrays bring their scales along; leave scales out")
     for name, array, axis in (("a", a, -1), ("b", b, -2)):
         if array.elements.ndim < 2 or array.axis % array.elements.ndim != array.elements.ndim + axis:
             raise ValueError(
                 f"the blocks of {name}, of shape {array.elements.shape}, run along axis {array.axis}, and must run "
                 f"along axis {axis} of a matrix, that of the sum: quantize(x, format, axis={axis})"
             )
+    if a.elements.shape[-1] != b.elements.shape[-2]:
+        raise ValueError(
+            f"matmul of {a.elements.shape} by {b.elements.shape}: the last axis of a must equal the last but one of b"
+        )
     missing = a.scales.shape[-1] * a.format.block_size - a.elements.shape[-1]
     left = np.pad(a.elements, [(0, 0)] * (a.elements.ndim - 1) + [(0, missing)])
     right = np.pad(b.elements, [(0, 0)] * (b.elements.ndim - 2) + [(0, missing), (0, 0)])
-    scales = [x.scales.view(x.format.scale_format.dtype) for x in (a, b)]
+    first, second = (x.scales.view(x.format.scale_format.dtype) for x in (a, b))
     elements = left.view(a.format.element_format.dtype), right.view(b.format.element_format.dtype)
-    return *elements, (scales[0], np.swapaxes(scales[1], -1, -2)), float(np.float32(a.tensor_scale * b.tensor_scale))
+    return *elements, (first, np.swapaxes(second, -1, -2)), float(np.float32(a.tensor_scale * b.tensor_scale))
 
 
 def unit_and_scales(row: TensorCore, problem: Problem) -> tuple[MatrixUnit, list[NDArray[np.float32]]]:

@@ -7,10 +7,11 @@ accelerators in ``spec.tensor_cores``.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from numbers import Integral
+from typing import Any, Literal
 
 from mp_reference.spec import sources
-from mp_reference.spec.formats import FP32, FloatFormat
+from mp_reference.spec.formats import FORMATS, FP32, FloatFormat, require_format
 
 __all__ = [
     "EXACT", "FP32_FAST", "NAMED", "Accumulator", "Blocked", "Exact", "Fast", "Kahan", "Lanes", "Pairwise",
@@ -137,9 +138,11 @@ def accumulator_named(accumulator: str | FloatFormat | Accumulator) -> Accumulat
         return accumulator
     if isinstance(accumulator, FloatFormat):
         return sequential(accumulator)
-    if accumulator not in NAMED:
+    if not isinstance(accumulator, str) or accumulator not in NAMED:
+        named = isinstance(accumulator, str) and accumulator in FORMATS
+        itself = f"pass the format itself, format_named({accumulator!r}), or " if named else ""
         raise ValueError(
-            f"accumulator={accumulator!r} is none of {', '.join(map(repr, NAMED))}; build others with "
+            f"accumulator={accumulator!r} is none of {', '.join(map(repr, NAMED))}; {itself}build others with "
             "sequential(format), pairwise(format), blocked(...), split_k(n), kahan(format), lanes(width) or "
             'tensor_core("hopper")'
         )
@@ -158,6 +161,7 @@ def sequential(fmt: FloatFormat, *, fused: bool = False, rounding: str = "neares
         The row.
 
     Raises:
+        TypeError: ``fmt`` is no format.
         ValueError: ``rounding`` is not one of them.
 
     Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 3.1.
@@ -171,9 +175,9 @@ def sequential(fmt: FloatFormat, *, fused: bool = False, rounding: str = "neares
             f"rounding={rounding!r} must be one of {', '.join(_ROUNDINGS)}; stochastic accumulation needs random "
             "bits a step: call round_to yourself"
         )
-    words = [fmt.name] + ["fused"] * fused + [rounding] * (rounding != "nearest-even")
+    words = [require_format(fmt).name] + ["fused"] * bool(fused) + [rounding] * (rounding != "nearest-even")
     return Sequential(
-        name=f"sequential({', '.join(words)})", source=sources.HIGHAM, format=fmt, fused=fused, rounding=rounding
+        name=f"sequential({', '.join(words)})", source=sources.HIGHAM, format=fmt, fused=bool(fused), rounding=rounding
     )
 
 
@@ -188,7 +192,8 @@ def pairwise(fmt: FloatFormat = FP32, base: int = 1) -> Pairwise:
         The row.
 
     Raises:
-        ValueError: ``base`` is below 1.
+        TypeError: ``fmt`` is no format.
+        ValueError: ``base`` is no whole number of at least 1.
 
     Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 4.1.
 
@@ -196,7 +201,7 @@ def pairwise(fmt: FloatFormat = FP32, base: int = 1) -> Pairwise:
     'pairwise(fp32, 8)'
     """
     _require_positive("base", base, "base=1 adds every pair")
-    return Pairwise(name=f"pairwise({fmt.name}, {base})", source=sources.HIGHAM, format=fmt, base=base)
+    return Pairwise(name=f"pairwise({require_format(fmt).name}, {base})", source=sources.HIGHAM, format=fmt, base=base)
 
 
 def blocked(inner: str | FloatFormat | Accumulator, block: int, outer: FloatFormat = FP32) -> Blocked:
@@ -213,7 +218,8 @@ def blocked(inner: str | FloatFormat | Accumulator, block: int, outer: FloatForm
         The row.
 
     Raises:
-        ValueError: ``block`` is below 1, or ``inner`` names no accumulator.
+        TypeError: ``outer`` is no format.
+        ValueError: ``block`` is no whole number of at least 1, or ``inner`` names no accumulator.
 
     Source: Blanchard et al., Mixed precision block fused multiply-add, SISC 42 (2020).
 
@@ -223,7 +229,7 @@ def blocked(inner: str | FloatFormat | Accumulator, block: int, outer: FloatForm
     """
     _require_positive("block", block, "a run has at least one term")
     row = accumulator_named(inner)
-    name = f"blocked({row.name}, {block}, {outer.name})"
+    name = f"blocked({row.name}, {block}, {require_format(outer, 'outer').name})"
     return Blocked(name=name, source=sources.BLANCHARD, inner=row, block=block, outer=outer)
 
 
@@ -250,7 +256,8 @@ def split_k(
         The row.
 
     Raises:
-        ValueError: a number below 1, or a word that is not offered.
+        TypeError: ``outer`` is no format.
+        ValueError: no whole number of at least 1, or a word that is not offered.
 
     Source: mmaemu 0.1.0, FP8 matrix products recorded on an H100 PCIe and an RTX 4060.
 
@@ -265,7 +272,7 @@ def split_k(
     ):
         if word not in offered:
             raise ValueError(f"{name}={word!r} must be one of {', '.join(map(repr, offered))}")
-    row = accumulator_named(inner)
+    row, outer = accumulator_named(inner), require_format(outer, "outer")
     extra = [f"tile={tile}"] * (tile != 1) + [layout] * (layout != "contiguous") + [combine] * (combine != "serial")
     return SplitK(
         name=f"split_k({', '.join([str(splits), row.name, *extra])})", source=sources.MMAEMU, inner=row,
@@ -282,12 +289,15 @@ def kahan(fmt: FloatFormat = FP32) -> Kahan:
     Returns:
         The row.
 
+    Raises:
+        TypeError: ``fmt`` is no format.
+
     Source: Kahan, Further remarks on reducing truncation errors, CACM 8 (1965).
 
     >>> kahan().name
     'kahan(fp32)'
     """
-    return Kahan(name=f"kahan({fmt.name})", source=sources.KAHAN, format=fmt)
+    return Kahan(name=f"kahan({require_format(fmt).name})", source=sources.KAHAN, format=fmt)
 
 
 def lanes(width: int = 8, tail: int = 4) -> Lanes:
@@ -304,7 +314,7 @@ def lanes(width: int = 8, tail: int = 4) -> Lanes:
         The row.
 
     Raises:
-        ValueError: a number below 1.
+        ValueError: no whole number of at least 1.
 
     Source: torch 2.13, vector_norm on the CPU, as measured.
 
@@ -317,6 +327,6 @@ def lanes(width: int = 8, tail: int = 4) -> Lanes:
     return Lanes(name=name, source=sources.TORCH_VECTOR_NORM, width=width, tail=tail)
 
 
-def _require_positive(name: str, value: int, way_out: str) -> None:
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1; {way_out}")
+def _require_positive(name: str, value: Any, way_out: str) -> None:
+    if not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name}={value} must be a whole number of at least 1; {way_out}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from numbers import Integral
+from typing import Any, Literal, get_args
 
 from mp_reference.spec import sources
 from mp_reference.spec.formats import FORMATS, FloatFormat, format_named
+from mp_reference.spec.names import meant
 
 __all__ = [
     "BLOCK_FORMATS", "MXFP4", "MXFP6_E2M3", "MXFP6_E3M2", "MXFP8_E4M3", "MXFP8_E5M2", "NVFP4", "SCALE_RULES",
@@ -37,7 +39,8 @@ class BlockFormat:
         source: the document that fixes these numbers.
 
     Raises:
-        ValueError: an unknown format or rule, or no elements in a block.
+        ValueError: an unknown format or rule, elements without sign or zero, scales without NaN, or no elements in a
+            block.
 
     Source: the row's own ``source`` field.
 
@@ -65,8 +68,26 @@ class BlockFormat:
                 f"{self.name}: scale_rule={self.scale_rule!r} makes powers of two, for float8_e8m0fnu; with "
                 f"{self.scale} use scale_rule='amax'"
             )
-        if self.block_size < 1:
-            raise ValueError(f"{self.name}: block_size={self.block_size} must be at least 1; MX formats have 32")
+        if not self.element_format.has_zero:
+            raise ValueError(f"{self.name}: element={self.element!r} has no zero and no sign; it can only be the scale")
+        if not self.scale_format.has_nan:
+            raise ValueError(
+                f"{self.name}: scale={self.scale!r} has no NaN to mark a block that holds one; use float8_e8m0fnu or "
+                "float8_e4m3fn"
+            )
+        size: Any = self.block_size
+        if not (isinstance(size, Integral) and size >= 1):
+            raise ValueError(
+                f"{self.name}: block_size={self.block_size} must be a whole number of at least 1; MX formats have 32"
+            )
+
+    def __repr__(self) -> str:
+        """What a person wants to know of a block format, in one line."""
+        return (
+            f"BlockFormat({self.name}: {self.bits_per_value:g} bits a value = {self.element} elements, "
+            f"{self.block_size} to a scale in {self.scale} chosen by {self.scale_rule}"
+            f"{', and an fp32 scale of the whole tensor' * self.tensor_scale})"
+        )
 
     @property
     def element_format(self) -> FloatFormat:
@@ -125,6 +146,7 @@ def block_format_named(name: str) -> BlockFormat:
     """
     if name not in BLOCK_FORMATS:
         raise ValueError(
-            f"block format {name!r} is not one of {', '.join(BLOCK_FORMATS)}; for another one write BlockFormat(...)"
+            f"block format {name!r} is not one of {', '.join(BLOCK_FORMATS)}{meant(name, BLOCK_FORMATS)}; for another "
+            "one write BlockFormat(...)"
         )
     return BLOCK_FORMATS[name]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 from mp_reference.spec import sources
+from mp_reference.spec.names import meant
 
 if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
     "BF16", "E2M1FN", "E2M3FN", "E3M2FN", "E4M3FN", "E4M3FNUZ", "E5M2", "E5M2FNUZ", "E8M0FNU", "FORMATS", "FP16",
-    "FP32", "TF32", "FloatFormat", "format_named", "format_table",
+    "FP32", "TF32", "FloatFormat", "format_named", "format_table", "require_format",
 ]  # fmt: skip
 
 Specials = Literal["ieee", "fn", "fnuz", "finite", "exponent-only"]
@@ -24,6 +26,7 @@ infinity, no negative zero, NaN is the code of negative zero. ``finite``: every 
 unsigned powers of two without zero, NaN is the all-ones code.
 """
 
+_DERIVED = -(2**31)  # no bias that float32 has room for
 _NATIVE_DTYPES = {
     "fp32": "float32",
     "tf32": "float32",  # 19 significant bits, always held in 32
@@ -46,6 +49,7 @@ class FloatFormat:
         source: the document that fixes these numbers.
 
     Raises:
+        TypeError: a width or a bias that is no integer.
         ValueError: a width outside its range, or a ``max`` that contradicts the widths.
 
     Source: the row's own ``source`` field.
@@ -58,13 +62,14 @@ class FloatFormat:
     _: KW_ONLY
     exponent_bits: int
     mantissa_bits: int
-    bias: int = -1
+    bias: int = _DERIVED
     specials: Specials = "ieee"
     max: float = 0.0
     source: str = field(default="the caller", compare=False)
 
     def __post_init__(self) -> None:
         """Derive what was not given and check what was."""
+        self._require_integers()
         if not (1 <= self.exponent_bits <= 8 and 0 <= self.mantissa_bits <= 23):
             raise ValueError(
                 f"{self.name}: exponent_bits={self.exponent_bits}, mantissa_bits={self.mantissa_bits} must lie in 1..8 "
@@ -86,7 +91,7 @@ class FloatFormat:
                 f"{self.name}: exponent_bits=1 leaves specials={self.specials!r} no normal number, the only field "
                 "but 0 being spent on infinity and NaN; use 2 exponent bits or specials='finite'"
             )
-        if self.bias == -1:
+        if self.bias == _DERIVED:
             object.__setattr__(self, "bias", 2 ** (self.exponent_bits - 1) - 1)
         derived = self._derived_max()
         if self.max == 0.0:
@@ -101,6 +106,14 @@ class FloatFormat:
                 f"{self.min_exponent - self.mantissa_bits}..{self.max_exponent}, allowed -149..127); choose a bias "
                 f"near {2 ** (self.exponent_bits - 1) - 1}"
             )
+
+    def _require_integers(self) -> None:
+        """Of any kind: NumPy's become Python's."""
+        for width in ("exponent_bits", "mantissa_bits", "bias"):
+            given = getattr(self, width)
+            if not isinstance(given, Integral):
+                raise TypeError(f"{self.name}: {width}={given!r} must be an integer; use int({given!r})")
+            object.__setattr__(self, width, int(given))
 
     def _derived_max(self) -> float:
         top = 2**self.exponent_bits - 1 - self.bias  # exponent of the all-ones field, were it an ordinary one
@@ -249,10 +262,34 @@ def format_named(name: str) -> FloatFormat:
     """
     if name not in FORMATS:
         raise ValueError(
-            f"format {name!r} is not one of {', '.join(FORMATS)}; for another one write "
+            f"format {name!r} is not one of {', '.join(FORMATS)}{meant(name, FORMATS)}; for another one write "
             "FloatFormat(name=..., exponent_bits=..., mantissa_bits=...)"
         )
     return FORMATS[name]
+
+
+def require_format(fmt: object, argument: str = "fmt") -> FloatFormat:
+    """Refuse what is no format, such as the name of one.
+
+    Args:
+        fmt: what a caller passed.
+        argument: what the parameter is called.
+
+    Returns:
+        The format.
+
+    Raises:
+        TypeError: it is no ``FloatFormat``; the message says where formats come from.
+
+    Source: this project's contract: an error tells the way out.
+
+    >>> require_format(FP16).name
+    'fp16'
+    """
+    if isinstance(fmt, FloatFormat):
+        return fmt
+    way_out = f"use format_named({fmt!r})" if fmt in FORMATS else "use one of FORMATS, such as FP16, or build one"
+    raise TypeError(f"{argument}={fmt!r} must be a FloatFormat; {way_out}")
 
 
 def format_table() -> str:
