@@ -76,7 +76,7 @@ class BlockFormat:
                 "float8_e4m3fn"
             )
         size: Any = self.block_size
-        if not (isinstance(size, Integral) and size >= 1):
+        if not (isinstance(size, Integral) and int(size) >= 1):
             raise ValueError(
                 f"{self.name}: block_size={self.block_size} must be a whole number of at least 1; MX formats have 32"
             )
