@@ -19,6 +19,7 @@ from mp_conformance.claims.ranks import PRECISIONS, summation_bound
 from mp_conformance.histories import History, events
 from mp_conformance.implementations import ranks, reference_training, subject_named
 from mp_conformance.implementations.ranks.workers import RankError, Workers
+from mp_conformance.implementations.ranks.workers import workers as shared_workers
 from mp_conformance.layouts import LAYOUTS, PARAMETERS
 from mp_conformance.rank_histories import LENGTH, drawn_histories, rounded_windows
 from mp_conformance.runner import ask
@@ -87,6 +88,18 @@ def test_processes_that_do_not_start_in_time_are_an_error_and_none_is_left() -> 
     with pytest.raises(RankError, match=r"^the processes of the ranks did not start within 0 s$"):
         trained(own)
     assert own._processes == []
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # ending a thread may interrupt a callback
+def test_a_claim_whose_ranks_hang_costs_its_limit_and_the_next_is_kept() -> None:
+    claim, subject = select("ranks.ddp-2")[0], subject_named("ranks")
+    assert ask(claim, subject, Run(5)).status == "kept"
+    os.kill(shared_workers()._processes[0].pid, signal.SIGSTOP)
+    result = ask(claim, subject, Run(5), limit=3.0)
+    assert (result.status, result.failed) == ("hung", True)
+    assert ask(claim, subject, Run(5)).status == "kept"
 
 
 def test_too_few_devices_are_not_reached_and_a_torch_without_a_backend_is_not_offered(

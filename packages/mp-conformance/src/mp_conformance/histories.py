@@ -41,6 +41,7 @@ class History:
         resume_after: counts of micro-steps after which everything is saved, rebuilt from nothing and loaded.
         as_stored: the gradients are those of the scaled loss already, so that an unscaled one can be beyond fp32.
         seed: of the rounding, where it is stochastic.
+        reduce_dtype: what gradients travel in where there are several ranks.
     """
 
     precision: str
@@ -53,6 +54,7 @@ class History:
     resume_after: tuple[int, ...] = ()
     as_stored: bool = False
     seed: int = 0
+    reduce_dtype: str = "fp32"
 
     @property
     def accumulate(self) -> int:

@@ -173,12 +173,13 @@ def _whole_numbers(random: np.random.Generator, shape: tuple[int, ...], bits: in
     return np.asarray(numbers * factor, np.float32) + np.float32(0)  # no negative zeros: sums of them have either sign
 
 
-def rounded_windows(run: Run, micro_steps: int) -> History:
+def rounded_windows(run: Run, micro_steps: int, wire: str = "fp32") -> History:
     """One long run whose sums do round: full fp32 gradients of many magnitudes and both signs.
 
     Args:
         run: the budget; counts the draws.
         micro_steps: in each window, on all ranks together.
+        wire: what gradients travel in; a 16-bit one travels without a loss scale, since fp16 would overflow.
 
     Returns:
         A history whose momentum buffers are the gradients themselves, see ``GRADIENT_KEEPER``.
@@ -198,10 +199,13 @@ def rounded_windows(run: Run, micro_steps: int) -> History:
 
         return tuple(tuple(numbers(shape) for shape in shapes) for _ in range(micro_steps))
 
+    scale = {
+        "init_scale": 1024.0, "growth_interval": 7, "max_scale": 2.0**40, "min_scale": 1.0, "hysteresis": 1,
+        "hysteresis_refill": "on-growth",
+    }  # fmt: skip
     return History(
-        precision="fp16-mixed", optimizer="sgd", settings=GRADIENT_KEEPER, max_grad_norm=None,
-        loss_scale={"init_scale": 1024.0, "growth_interval": 7, "max_scale": 2.0**40, "min_scale": 1.0, "hysteresis": 1,
-                    "hysteresis_refill": "on-growth"},
+        precision="fp16-mixed" if wire == "fp32" else "fp32", loss_scale=scale if wire == "fp32" else {},
+        optimizer="sgd", settings=GRADIENT_KEEPER, max_grad_norm=None, reduce_dtype=wire,
         parameters=tuple(np.zeros(shape, np.float32) for shape in shapes),
         windows=tuple(window(seed) for seed in seeds),
     )  # fmt: skip

@@ -89,3 +89,37 @@ def test_after_many_steps_the_bits_are_those_of_one_process(pool, precision, lay
         assert others == reports
         for name, tensor in expected.items():
             assert torch.equal(parameters[name], tensor), name
+
+
+class Experts(nn.Module):
+    """Three parameters, of which each micro-step uses one and none the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ParameterList([torch.ones(3), torch.ones(3), torch.ones(3)])
+
+    def forward(self, micro: int) -> torch.Tensor:
+        return (self.experts[micro // 2].float() * (micro + 1.0)).sum()
+
+
+def experts_trained(layout: str) -> dict[str, torch.Tensor]:
+    """Parameters after a window of four micro-steps, the first two of which use the first expert."""
+    model = Experts()
+    shares, share = (1, 0) if layout == "one" else (distributed.get_world_size(), distributed.get_rank())
+    engine = AmpEngine(
+        model, torch.optim.AdamW(model.parameters(), 0.5, weight_decay=0.5), "bf16-true", update="exact",
+        max_grad_norm=None, accumulate_steps=WINDOW // shares,
+    )  # fmt: skip
+    call = model if layout == "one" else engine.replicate(find_unused_parameters=True)
+    for micro in range(share * WINDOW // shares, (share + 1) * WINDOW // shares):
+        engine.backward(call(micro))
+    assert engine.step().applied
+    return {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
+def test_what_one_replica_alone_used_is_averaged_and_what_none_used_is_left_alone(pool):
+    expected = experts_trained("one")
+    assert torch.equal(expected["experts.2"], torch.ones(3, dtype=torch.bfloat16))
+    assert not torch.equal(expected["experts.0"], expected["experts.2"])
+    for parameters in pool.run(experts_trained, 2, "ddp"):
+        assert all(torch.equal(parameters[name], tensor) for name, tensor in expected.items())

@@ -16,6 +16,7 @@ from mp_conformance.histories import History, StepTrace, histories
 from mp_conformance.implementations import reference_training
 from mp_conformance.layouts import LAYOUTS
 from mp_conformance.rank_histories import GRADIENT_KEEPER, drawn_histories, rounded_windows
+from mp_reference.spec.formats import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,16 +24,14 @@ if TYPE_CHECKING:
     from mp_conformance.claims.rows import Check, Run
     from mp_conformance.implementations import Subject
     from mp_conformance.layouts import Layout
+    from mp_reference.spec.formats import FloatFormat
 
-__all__ = ["CLAIMS", "PRECISIONS", "summation_bound"]
+__all__ = ["CLAIMS", "PRECISIONS", "summation_bound", "wire_bound"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PRECISIONS = ("fp16-mixed", "fp32", "fp16-mixed", "bf16-mixed", "bf16-true")
 """What claims about whole trainings draw from."""
-
-_SUMMED = 8
-"""Micro-steps of a window whose sums round: two on each of four ranks."""
 
 
 def _same_training(layout: Layout, precisions: tuple[str, ...]) -> Check:
@@ -96,20 +95,50 @@ def summation_bound(magnitudes: Array, additions: int) -> Array:
     return bound
 
 
-def _rounded_sums(layout: Layout) -> Check:
-    additions = _SUMMED // layout.shares - 1 + layout.shares - 1
+def wire_bound(magnitudes: Array, additions: int, wire: FloatFormat, ranks: int) -> Array:
+    """As ``summation_bound``, where what each rank has added up travels in 16 bits, and so does the mean.
+
+    Args:
+        magnitudes: float64, one row an addend.
+        additions: through how many fp32 additions an addend may pass.
+        wire: the format that travels.
+        ranks: how many share the addends evenly.
+
+    Returns:
+        float64, for each column: an addend passes two more roundings, each to the wire's precision p, so that it is
+        multiplied by up to (1 + 2**-p)**2 more; below the wire's normal numbers a rounding moves by up to half the
+        smallest one: once on each rank, and once in the mean.
+
+    Source: as ``summation_bound``.
+
+    >>> float(wire_bound(np.array([[1.0], [3.0]]), 1, FORMATS["bf16"], 2)[0])
+    0.0156...
+    """
+    once, kept = additions * 2.0**-24, (1 + 2.0 ** -(wire.mantissa_bits + 1)) ** 2
+    lost = (ranks + 1) * wire.min_subnormal / 2 * ranks / len(magnitudes)
+    bound: Array = magnitudes.mean(axis=0) * (kept / (1 - once) - 1) + lost
+    return bound
+
+
+def _rounded_sums(layout: Layout, wire: str = "fp32") -> Check:
+    """Two micro-steps on each rank; an addend passes their addition and those of the ranks."""
+    micro_steps, additions = 2 * layout.shares, layout.shares
+
+    def bound_of(magnitudes: Array) -> Array:
+        if wire == "fp32":
+            return summation_bound(magnitudes, additions)
+        return wire_bound(magnitudes, additions, FORMATS[wire], layout.shares)
 
     def check(subject: Subject, run: Run) -> None:
-        history = rounded_windows(run, _SUMMED)
+        history = rounded_windows(run, micro_steps, wire)
         traces = [rank[0] for rank in subject.perform("ranks", [history], layout=layout.name)]
         held = [np.zeros(p.size, np.float32) for p in history.parameters]
         for step, window in enumerate(history.windows):
             for place, before in enumerate(held):
                 micros = np.stack([micro[place].reshape(-1) for micro in window]).astype(np.float64)
                 exact = np.array([math.fsum(column) for column in micros.T]) / len(window)
-                bound = summation_bound(np.abs(micros), additions)
                 mean = traces[0][step].slots[place]["buffer"]
-                run.record(assert_within_bound(mean, exact, bound, inputs=tuple(micros)))
+                run.record(assert_within_bound(mean, exact, bound_of(np.abs(micros)), inputs=tuple(micros)))
                 held[place] = before - np.float32(GRADIENT_KEEPER["lr"]) * mean
                 for trace in traces:
                     run.record(assert_same_bits(trace[step].slots[place]["buffer"], mean))
@@ -203,6 +232,18 @@ CLAIMS: tuple[Claim, ...] = (
             Bound(_DERIVED),
         )
         for name in ("ddp-2", "fsdp2-2", "fsdp2-4", "tp-fsdp2-4")
+    ),
+    *(
+        _claim(
+            f"wire.{wire}",
+            name,
+            f"where gradients travel in {wire}, those of {_WORDS[name]} lie within a derived bound of the exact mean, "
+            "since they are added in fp32, and all ranks hold the same bits",
+            "Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, 4.2",
+            _rounded_sums(LAYOUTS[name], wire),
+            Bound(f"{_DERIVED}; two more roundings to {wire}, on each rank and of the mean"),
+        )
+        for wire, name in (("fp16", "ddp-2"), ("bf16", "ddp-2"), ("fp16", "fsdp2-2"), ("bf16", "fsdp2-4"))
     ),
     *(
         _claim(

@@ -168,7 +168,7 @@ class Training:
         self.engine = AmpEngine(
             self.model, optimizer, precision=h.precision, max_grad_norm=h.max_grad_norm, update=self.update,
             loss_scale=LossScale(**h.loss_scale) if h.loss_scale else LossScale.off(), accumulate_steps=self.accumulate,
-            seed=h.seed,
+            seed=h.seed, reduce_dtype=h.reduce_dtype,
         )  # fmt: skip
 
     def module(self, parameters: Sequence[Array]) -> torch.nn.Module:
