@@ -1,4 +1,8 @@
-"""An engine's state as tensors that any layout over ranks can save and any other can load."""
+"""An engine's state as tensors that any layout over ranks can save and any other can load.
+
+A tensor goes by its parameter's name in the whole model, so that any number of ranks, shards or stages reads it. Stages
+of a pipeline whose parameters have the same names put their stage before them, and resume on as many stages.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,20 @@ import torch
 from mp_torch.checkpoint import checked_state, engine_state, restore_
 from mp_torch.errors import CheckpointError
 from mp_torch.ranks import like, local
+from mp_torch.stages import PLAIN, merged, names_of, prefix_of, repeated
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from mp_torch.engine import AmpEngine
 
 __all__ = ["load_", "save"]
 
-_PLAIN = "plain"
-"""Name of the tensor of bytes that holds everything that is no tensor."""
+_KINDS = ("model", "weights", "optimizers", "gradients", "accumulated")
+"""Tensors that belong to a name of the model's."""
+
+_Saved = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def save(engine: AmpEngine, folder: Path) -> None:
@@ -32,9 +40,10 @@ def save(engine: AmpEngine, folder: Path) -> None:
     from mp_torch.ranks.checkpoint import write  # slow to import
 
     tensors, plain = _flattened(engine)
-    tensors[_PLAIN] = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
-    prefix = engine.ranks.prefix
-    named = {prefix + path: one for path, one in tensors.items()}
+    stage = engine.ranks.prefix
+    prefix = stage if repeated(names_of(engine)) else ""
+    named = {(prefix if _kind(path) in _KINDS else stage) + path: one for path, one in tensors.items()}
+    named[stage + PLAIN] = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
     write(named, folder, f"update-{engine.update_index}", engine.ranks)
 
 
@@ -50,22 +59,58 @@ def load_(engine: AmpEngine, folder: Path) -> None:
     """
     from mp_torch.ranks.checkpoint import read_, saved_tensors
 
-    prefix = engine.ranks.prefix
     every = saved_tensors(folder)
-    saved = {path.removeprefix(prefix): one for path, one in every.items() if path.startswith(prefix)}
-    model = engine.model.state_dict()
-    odd = sorted({f"model/{name}" for name in model} ^ {path for path in saved if path.startswith("model/")})
+    ranks = names_of(engine)
+    prefix = prefix_of(list(every), ranks)
+    _check_model(every, prefix, {name for one in ranks for name in one.model if not prefix or one is ranks[0]})
+    mine = {*ranks[0].model, *ranks[0].trained}
+    elsewhere = {name for one in ranks for name in (*one.model, *one.trained)} - mine
+    tensors = _rooms(engine, every, prefix, elsewhere)
+    others = {path: torch.empty(shape, dtype=dtype) for path, (dtype, shape) in every.items() if not _named(path)}
+    read_({prefix + path: one for path, one in tensors.items()} | others, folder, engine.ranks)
+    said = {
+        path.removesuffix(PLAIN): json.loads(bytes(one.tolist()))
+        for path, one in sorted(others.items())
+        if path.endswith(PLAIN)
+    }
+    plain, stage = merged(engine, {prefix: said[prefix]} if prefix else said, elsewhere)
+    found = {path.removeprefix(stage): one for path, one in others.items() if path.startswith(stage)}
+    found |= {path: local(one) for path, one in tensors.items()}
+    state = checked_state(engine, _unflattened(found, plain))
+    engine.model.load_state_dict({name: tensors[f"model/{name}"] for name in ranks[0].model})
+    restore_(engine, state)
+
+
+def _kind(path: str) -> str:
+    return path.split("/", 1)[0]
+
+
+def _named(path: str) -> bool:
+    """Whether a path, of whatever stage, leads to a tensor that belongs to a name of the model's."""
+    return any(kind in _KINDS for kind in path.split("/")[:2])
+
+
+def _check_model(every: _Saved, prefix: str, names: set[str]) -> None:
+    start = f"{prefix}model/"
+    saved = {path.removeprefix(start) for path in every if path.startswith(start)}
+    odd = sorted(saved ^ names)
     if odd:
         raise CheckpointError(
-            f"{odd[0]!r} is in the checkpoint or in the model, not in both; build the model that was saved"
+            f"{'model/' + odd[0]!r} is in the checkpoint or in the model, not in both; build the model that was saved"
         )
-    parameters = engine.assembly.named
-    tensors = {path: _room(path, dtype, shape, parameters, model) for path, (dtype, shape) in saved.items()}
-    read_({prefix + path: one for path, one in tensors.items()}, folder, engine.ranks)
-    plain = json.loads(bytes(tensors.pop(_PLAIN).tolist()))
-    state = checked_state(engine, _unflattened({path: local(one) for path, one in tensors.items()}, plain))
-    engine.model.load_state_dict({name: tensors[f"model/{name}"] for name in model})
-    restore_(engine, state)
+
+
+def _rooms(engine: AmpEngine, every: _Saved, prefix: str, elsewhere: set[str]) -> dict[str, torch.Tensor]:
+    """Tensors to read into: all that belong to names that no other rank alone holds."""
+    model, parameters = engine.model.state_dict(), engine.assembly.named
+    rooms = {}
+    for path, (dtype, shape) in every.items():
+        short = path.removeprefix(prefix)
+        if not path.startswith(prefix) or _kind(short) not in _KINDS:
+            continue
+        if short.split("/")[2 if _kind(short) == "optimizers" else 1] not in elsewhere:
+            rooms[short] = _room(short, dtype, shape, parameters, model)
+    return rooms
 
 
 def _flattened(engine: AmpEngine) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -116,8 +161,8 @@ def _room(
     path: str,
     dtype: torch.dtype,
     shape: tuple[int, ...],
-    parameters: dict[str, torch.Tensor],
-    model: dict[str, torch.Tensor],
+    parameters: Mapping[str, torch.Tensor],
+    model: Mapping[str, torch.Tensor],
 ) -> torch.Tensor:
     """A tensor to read into: of the saved shape, laid out as its parameter is here."""
     kind, *rest = path.split("/")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,6 +99,13 @@ class Ranks(Protocol):
 
         Raises:
             AmpConfigError: on every rank.
+        """
+
+    def everybody(self, value: Any) -> list[Any]:
+        """What each rank says, in their order.
+
+        Args:
+            value: this rank's; plain Python.
         """
 
     def totals(self, totals: torch.Tensor) -> torch.Tensor:

@@ -34,8 +34,8 @@ __all__ = ["ShardedRanks", "group_of", "shard_"]
 class _Fp32Sum:
     """A reduce-scatter that sends 16 bits, adds in fp32, and divides by all ranks that share a gradient.
 
-    FSDP, which is told that gradients travel in fp32, hands over and takes back fp32: the mean is not rounded to 16 bits
-    afterwards, and replicas (HSDP) add theirs in fp32.
+    FSDP, which is told that gradients travel in fp32, hands over and takes back fp32: the mean is not rounded to 16
+    bits afterwards, and replicas (HSDP) add theirs in fp32.
     """
 
     def __init__(self, count: int, wire: torch.dtype, divide: str) -> None:

@@ -109,8 +109,7 @@ class GroupRanks:
         Raises:
             AmpConfigError: on every rank, with the first difference.
         """
-        everybody: list[Mapping[str, Any]] = [{} for _ in range(self.count)]
-        distributed.all_gather_object(everybody, dict(what), group=self.group)
+        everybody: list[Mapping[str, Any]] = self.everybody(dict(what))
         for rank, other in enumerate(everybody):
             for key, value in everybody[0].items():
                 if other.get(key) != value:
@@ -118,6 +117,12 @@ class GroupRanks:
                         f"{key}={value!r} on rank 0 and {key}={other.get(key)!r} on rank {rank}: ranks that decide "
                         "together need the same settings; build every engine from one config"
                     )
+
+    def everybody(self, value: Any) -> list[Any]:
+        """What each rank says, in their order. Collective."""
+        said: list[Any] = [None] * self.count
+        distributed.all_gather_object(said, value, group=self.group)
+        return said
 
     def totals(self, totals: Tensor) -> Tensor:
         """Add the stages' totals; where there is one stage they are complete."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -126,6 +126,10 @@ class LocalRanks:
 
     def require_same(self, what: Mapping[str, object]) -> None:
         """Nobody could differ."""
+
+    def everybody(self, value: Any) -> list[Any]:
+        """What this one says."""
+        return [value]
 
     def totals(self, totals: torch.Tensor) -> torch.Tensor:
         """The totals themselves."""
