@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from hypothesis import strategies as st
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "EVENTS", "SETTINGS", "History", "StepTrace", "events", "flags", "histories", "policies", "tensors",
+    "EVENTS", "SETTINGS", "History", "StepTrace", "Wire", "events", "flags", "histories", "policies", "tensors",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Wire = Literal["fp32", "fp16", "bf16"]
 
 EVENTS = (
     "applied", "skipped", "inf", "nan", "overflow by scaling", "scale grew", "scale shrank", "window of many",
@@ -54,7 +55,7 @@ class History:
     resume_after: tuple[int, ...] = ()
     as_stored: bool = False
     seed: int = 0
-    reduce_dtype: str = "fp32"
+    reduce_dtype: Wire = "fp32"
 
     @property
     def accumulate(self) -> int:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from mp_conformance.claims.rows import Run
+    from mp_conformance.histories import Wire
     from mp_conformance.layouts import Layout
 
 __all__ = ["GRADIENT_KEEPER", "LENGTH", "Plan", "Window", "drawn_histories", "exact_windows", "rounded_windows"]
@@ -173,7 +174,7 @@ def _whole_numbers(random: np.random.Generator, shape: tuple[int, ...], bits: in
     return np.asarray(numbers * factor, np.float32) + np.float32(0)  # no negative zeros: sums of them have either sign
 
 
-def rounded_windows(run: Run, micro_steps: int, wire: str = "fp32") -> History:
+def rounded_windows(run: Run, micro_steps: int, wire: Wire = "fp32") -> History:
     """One long run whose sums do round: full fp32 gradients of many magnitudes and both signs.
 
     Args:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mp_conformance.claims.rows import Check, Run
+    from mp_conformance.histories import Wire
     from mp_conformance.implementations import Subject
     from mp_conformance.layouts import Layout
     from mp_reference.spec.formats import FloatFormat
@@ -120,7 +121,7 @@ def wire_bound(magnitudes: Array, additions: int, wire: FloatFormat, ranks: int)
     return bound
 
 
-def _rounded_sums(layout: Layout, wire: str = "fp32") -> Check:
+def _rounded_sums(layout: Layout, wire: Wire = "fp32") -> Check:
     """Two micro-steps on each rank; an addend passes their addition and those of the ranks."""
     micro_steps, additions = 2 * layout.shares, layout.shares
 
@@ -193,6 +194,12 @@ def _claim(
 
 
 _STEP = "mp_reference.amp.step, itself under the claims step.*; every drawn sum is exact, whatever its order"
+_WIRES: tuple[tuple[Wire, str], ...] = (
+    ("fp16", "ddp-2"),
+    ("bf16", "ddp-2"),
+    ("fp16", "fsdp2-2"),
+    ("bf16", "fsdp2-4"),
+)
 _DERIVED = (
     "k u / (1 - k u) times the mean of the magnitudes, u = 2**-24, k the additions on the longest way of an addend: "
     "the micro-steps of a rank less one, and the ranks that share a window less one (Higham, 4.2)"
@@ -243,7 +250,7 @@ CLAIMS: tuple[Claim, ...] = (
             _rounded_sums(LAYOUTS[name], wire),
             Bound(f"{_DERIVED}; two more roundings to {wire}, on each rank and of the mean"),
         )
-        for wire, name in (("fp16", "ddp-2"), ("bf16", "ddp-2"), ("fp16", "fsdp2-2"), ("bf16", "fsdp2-4"))
+        for wire, name in _WIRES
     ),
     *(
         _claim(
