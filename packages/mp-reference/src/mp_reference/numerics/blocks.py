@@ -16,7 +16,8 @@ from mp_reference.spec.formats import FP32
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from mp_reference.numerics.rounding import RandomBits, Rounding
+    from mp_reference.numerics.arguments import RandomBits
+    from mp_reference.numerics.rounding import Rounding
     from mp_reference.spec.blocks import ScaleRule
 
 __all__ = ["BlockArray", "dequantize", "quantize", "tensor_scale_of"]

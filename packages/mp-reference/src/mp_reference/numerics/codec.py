@@ -16,13 +16,14 @@ from mp_reference.numerics.codec_kernels import (
 )
 from mp_reference.numerics.rounding import check_rounding, flush_of, round_to
 from mp_reference.numerics.workspace import CHUNK, borrowed
-from mp_reference.spec.formats import BF16, FP16, FP32, FloatFormat
+from mp_reference.spec.formats import BF16, FP16, FP32, FloatFormat, require_format
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from mp_reference.numerics.arguments import RandomBits
     from mp_reference.numerics.codec_kernels import Encoder
-    from mp_reference.numerics.rounding import Overflow, RandomBits, Rounding, Subnormals
+    from mp_reference.numerics.rounding import Overflow, Rounding, Subnormals
 
 __all__ = [
     "cast", "code_dtype", "decode", "decoder_for", "encode", "encode_representable", "encoder_for", "nan_code",
@@ -69,6 +70,7 @@ def encode(
     [56, 128, 126, 127]
     """
     check_rounding(rounding, overflow, subnormals)
+    require_format(fmt)
     values = np.asarray(x)
     drawn = rounding == "stochastic" or random_bits is not None or random_width is not None
     if values.dtype == np.float32 and not drawn:
@@ -176,6 +178,7 @@ def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
     >>> decode(np.array([0x38, 0x7E, 0x7F], np.uint8), E4M3FN)
     array([  1., 448.,  nan], dtype=float32)
     """
+    require_format(fmt)
     given = np.asarray(codes)
     if given.dtype.kind != "u":
         raise TypeError(f"codes must be unsigned integers, got {given.dtype}; use codes.astype(np.{code_dtype(fmt)})")
@@ -230,7 +233,7 @@ def cast(
     >>> cast(16973823, BF16)  # through float32 it would be 16973824
     array(1.69083e+07, dtype=bfloat16)
     """
-    if fmt.dtype == np.float32:
+    if require_format(fmt).dtype == np.float32:
         carrier = round_to(x, fmt, rounding, overflow, subnormals, random_bits, random_width=random_width)
         return np.asarray(carrier, np.float32)
     return encode(x, fmt, rounding, overflow, subnormals, random_bits, random_width=random_width).view(fmt.dtype)

@@ -6,20 +6,24 @@ by the kernels of ``rounding_kernels``.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
+from mp_reference.numerics.arguments import RandomBits, carried, output_for, random_bits_for, require_threads
 from mp_reference.numerics.crew import share
-from mp_reference.numerics.rounding_kernels import Kernel, kernel_for
+from mp_reference.numerics.rounding_kernels import kernel_for
 from mp_reference.numerics.workspace import CHUNK, borrowed
+from mp_reference.spec.formats import require_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from fractions import Fraction
 
+    from numpy.typing import ArrayLike, NDArray
+
+    from mp_reference.numerics.rounding_kernels import Kernel
     from mp_reference.spec.formats import FloatFormat
 
 __all__ = ["OVERFLOWS", "ROUNDINGS", "Overflow", "Rounding", "Subnormals", "check_rounding", "round_to"]
@@ -31,12 +35,9 @@ Overflow = Literal["ieee", "saturate"]
 Subnormals = bool | Literal["flush-before", "flush-after"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
-RandomBits = NDArray[np.unsignedinteger[Any]] | np.random.Generator
 
 _SHARED_CHUNK = 2**19  # a thread waits long for the interpreter, at every ufunc call: with threads these must be long
 _WORTH_SHARING = 2**23
-_CARRIERS = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}
-_WIDENED = ("float16", "bfloat16")  # and everything of one byte
 
 
 def round_to(
@@ -55,7 +56,8 @@ def round_to(
 
     Args:
         x: float32, float64, integers of up to 64 bits, float16 or an ml_dtypes dtype (widened exactly), or ``Fraction``
-            (one, or an object array of them); any shape and strides. NaN, infinities and signed zeros are legal.
+            (one, or an object array of them and of Python's numbers); any shape, strides and byte order. NaN,
+            infinities and signed zeros are legal.
         fmt: the target format.
         rounding: one of ``ROUNDINGS``. ``stochastic`` rounds the magnitude up where the discarded fraction f of an ulp
             and the random bits R, k of them, satisfy ``f + (R + 1/2) / 2**k >= 1``: the chance is f to k bits.
@@ -74,7 +76,7 @@ def round_to(
         Signs of zeros are kept (``fnuz`` formats have only +0); NaN stays NaN in every format.
 
     Raises:
-        TypeError: a dtype that cannot be rounded once, or random bits that are not unsigned integers.
+        TypeError: a dtype that cannot be rounded once, no format, or random bits that are not unsigned integers.
         ValueError: an unknown name, random bits missing or given without need, or an ``out`` that does not fit.
 
     Source: IEEE 754-2019, 4.3 and 7.4; overflow of 8-bit formats as in ``fmt.source``.
@@ -86,18 +88,11 @@ def round_to(
     array([448., 448.])
     """
     check_rounding(rounding, overflow, subnormals)
-    values = _carried(x)
-    bits, width = _random(random_bits, random_width, rounding)
-    if out is None:
-        out = np.empty(values.shape, _carrier(values.dtype))
-    elif out.dtype != _carrier(values.dtype) or out.shape != values.shape:
-        raise ValueError(
-            f"out is {out.dtype}{list(out.shape)} and must be {_carrier(values.dtype)}{list(values.shape)}, the "
-            "carrier and shape of x; allocate it with np.empty"
-        )
-    kernel = kernel_for(fmt, rounding, overflow, flush_of(subnormals), _CARRIERS[out.dtype])
-    if threads < 1:
-        raise ValueError(f"threads={threads} must be at least 1")
+    require_threads(threads)
+    values = carried(x)
+    bits, width = random_bits_for(random_bits, random_width, rounding, values.shape)
+    out = output_for(values, out)
+    kernel = kernel_for(require_format(fmt), rounding, overflow, flush_of(subnormals), out.dtype.name)
     if _plain(values, out, bits):
         _run_flat(kernel, values, out, bits, width, threads)
     else:
@@ -146,95 +141,16 @@ def flush_of(subnormals: Subnormals) -> Literal["", "before", "after"]:
     >>> flush_of(False)
     'after'
     """
-    if subnormals is True:
-        return ""
-    return "before" if subnormals == "flush-before" else "after"
-
-
-def _carrier(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which values of ``dtype`` are exact: what the kernels compute in."""
-    if dtype.kind == "f" and dtype.itemsize == 8:
-        return np.dtype(np.float64)
-    return np.dtype(np.float32)
-
-
-def _carried(x: ArrayLike | Fraction) -> NDArray[Any]:
-    """Bring anything to a floating array without rounding, or with a rounding to odd that the next one cannot see."""
-    values = np.asarray(x)
-    if values.dtype in _CARRIERS:
-        return values
-    if values.dtype.kind in "iub" and values.dtype.itemsize <= 4:
-        return values.astype(np.float64)
-    if values.dtype.kind in "iu":
-        return _odd_from_integers(values)
-    if values.dtype.kind == "O":
-        flat = [_odd_from_fraction(Fraction(value)) for value in values.reshape(-1)]
-        return np.array(flat, np.float64).reshape(values.shape)
-    narrow = values.dtype.name in _WIDENED or (values.dtype.itemsize == 1 and "float" in values.dtype.name)
-    if narrow:
-        return values
-    raise TypeError(
-        f"round_to takes float32, float64, integers, float16, ml_dtypes or Fraction, got {values.dtype}; convert "
-        "exactly first, for example [Fraction(v) for v in x]"
-    )
-
-
-def _odd_from_integers(values: NDArray[Any]) -> NDArray[np.float64]:
-    """64-bit integers to float64, to odd: 53 bits leave room for any rounding to 24 bits that follows."""
-    magnitude = np.where(values < 0, ~values.astype(np.uint64) + np.uint64(1), values.astype(np.uint64))
-    long = magnitude >= np.uint64(2**53)
-    dropped = np.uint64(2**11 - 1)  # 64 - 53 low bits may be lost
-    sticky = (magnitude & ~dropped) | np.where(magnitude & dropped, np.uint64(2**11), np.uint64(0))
-    exact = np.where(long, sticky, magnitude).astype(np.float64)
-    return np.where(values < 0, -exact, exact)
-
-
-def _odd_from_fraction(value: Fraction) -> float:
-    """A rational number to float64, to odd at 60 bits or fewer below its leading one."""
-    numerator, denominator = abs(value.numerator), value.denominator
-    shift = max(min(denominator.bit_length() - numerator.bit_length() + 53, 1074), -960)
-    if shift >= 0:
-        quotient, remainder = divmod(numerator << shift, denominator)
-    else:
-        quotient, remainder = divmod(numerator, denominator << -shift)
-    odd = quotient if quotient.bit_length() <= 53 else (quotient >> 1 | (quotient & 1))
-    scale = -shift if quotient.bit_length() <= 53 else 1 - shift
-    if remainder:
-        odd |= 1
-    carried = float(np.ldexp(float(min(odd, 2**53)), scale))
-    return -carried if value < 0 else carried
-
-
-def _random(
-    random_bits: RandomBits | None, width: int | None, rounding: str
-) -> tuple[NDArray[Any] | np.random.Generator | None, int]:
-    """Check the random bits against the rounding that wants them, or does not."""
-    if rounding != "stochastic":
-        if random_bits is not None or width is not None:
-            raise ValueError(f"random_bits are for rounding='stochastic', not {rounding!r}; leave them out")
-        return None, 0
-    if random_bits is None:
-        raise ValueError(
-            "rounding='stochastic' needs random_bits: unsigned integers of the shape of x, or a generator such as "
-            "np.random.default_rng(seed)"
-        )
-    if isinstance(random_bits, np.random.Generator):
-        bits: NDArray[Any] | np.random.Generator = random_bits
-        full = 23  # what float32 compares exactly; drawn 32 at a time
-    else:
-        bits = np.asarray(random_bits)
-        if bits.dtype.kind != "u":
-            raise TypeError(f"random_bits must be unsigned integers, got {bits.dtype}; draw with dtype=np.uint32")
-        full = 8 * bits.dtype.itemsize
-    width = full if width is None else width
-    if not 1 <= width <= full:
-        raise ValueError(f"random_width={width} must lie in 1..{full}, the width of the random bits given")
-    return bits, width
+    if isinstance(subnormals, str):
+        return "before" if subnormals == "flush-before" else "after"
+    return "" if subnormals else "after"
 
 
 def _plain(x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None) -> bool:
     """Whether the arrays are walked over alike from end to end, and what is written is not read again."""
     if isinstance(bits, np.ndarray) and not (bits.flags.c_contiguous and bits.shape == x.shape):
+        return False
+    if isinstance(bits, np.ndarray) and np.may_share_memory(out, bits):
         return False
     alike = x.dtype == out.dtype and x.flags.c_contiguous and out.flags.c_contiguous
     return alike and (x is out or not np.may_share_memory(x, out))
