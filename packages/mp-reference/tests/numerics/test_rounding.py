@@ -392,7 +392,11 @@ REFUSED = {
         ValueError,
         "out is float32[3, 1] and must be float32[2], the carrier and shape of x; allocate it with np.empty",
     ),
-    "no threads": (lambda: round_to(1.0, mp.FP16, threads=0), ValueError, "threads=0 must be a whole number of at least 1; threads=1 starts none"),
+    "no threads": (
+        lambda: round_to(1.0, mp.FP16, threads=0),
+        ValueError,
+        "threads=0 must be a whole number of at least 1; threads=1 starts none",
+    ),
 }
 
 
