@@ -79,6 +79,7 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], names: Mapping
                 f"{kind} calls a closure several times a step, and each call would need a loss scale and a decision of "
                 "its own; use an optimizer with a plain step(), such as torch.optim.AdamW, or train in fp32 by hand"
             )
+        _check_one_level(optimizer)
         for one in (one for group in optimizer.param_groups for one in group["params"]):
             if one not in names:
                 raise AmpConfigError(
@@ -90,6 +91,22 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], names: Mapping
                     f"parameter {names[one]!r} is in both {owner[id(one)]} and {kind} {place}; give it to one of them"
                 )
             owner[id(one)] = f"{kind} {place}"
+
+
+def _check_one_level(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that keeps its state in another one inside it, where masters and checkpoints do not reach.
+
+    Raises:
+        AmpConfigError: such as ``torch.distributed.optim.ZeroRedundancyOptimizer``.
+    """
+    inside = [one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer)]
+    kinds = [one.__name__ for one in type(optimizer).__mro__]  # with overlap_with_ddp the inner one is made later
+    if any(one.state is not optimizer.state for one in inside) or "ZeroRedundancyOptimizer" in kinds:
+        raise AmpConfigError(
+            f"{type(optimizer).__name__} keeps its moments in another optimizer inside it, where neither masters nor "
+            "checkpoints reach them; use a plain one such as torch.optim.AdamW(model.parameters()) with "
+            "engine.shard(reshard_after_forward=False), which divides masters, moments and gradients among the ranks"
+        )
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -76,6 +76,7 @@ class ManyRanks:
         reduce_dtype: str | None = None,
         blocks: Collection[str] | None = None,
         offload: bool = False,
+        reshard_after_forward: bool | None = None,
     ) -> None:
         """Shard the model in place by FSDP2, with masters and moments.
 
@@ -91,6 +92,9 @@ class ManyRanks:
                 and replicas of a mesh of two dimensions exchange fp32.
             blocks: names of modules that are gathered as one; the model's layers unless given.
             offload: keep shards, masters and moments in host memory.
+            reshard_after_forward: ``True`` frees gathered parameters after forward and gathers them again for backward
+                (ZeRO-3), ``False`` keeps them until backward is over (ZeRO-2); unless given all are freed but the
+                outermost, which backward needs at once.
 
         Raises:
             AmpStateError: the engine has stepped already, or torch.distributed does not run.
@@ -104,6 +108,7 @@ class ManyRanks:
             reduce_dtype=self.config.reduce_dtype if reduce_dtype is None else reduce_dtype,
             divide=self.config.divide,
             offload=offload,
+            reshard=reshard_after_forward,
         )
         sharded_(self.model, mesh, how)
         self.assembly.relayout_()

@@ -53,7 +53,14 @@ class _Fp32Sum:
 
 
 def shard_(
-    model: nn.Module, mesh: DeviceMesh, units: Sequence[Unit], *, reduce_dtype: torch.dtype, divide: str, offload: bool
+    model: nn.Module,
+    mesh: DeviceMesh,
+    units: Sequence[Unit],
+    *,
+    reduce_dtype: torch.dtype,
+    divide: str,
+    offload: bool,
+    reshard: bool | None = None,
 ) -> None:
     """Shard a model in place.
 
@@ -64,12 +71,19 @@ def shard_(
         reduce_dtype: dtype in which gradients travel to the rank that adds them, in fp32; replicas exchange fp32.
         divide: as ``mp_torch.ranks.average.factors``, for 16-bit traffic; fp32 is divided on the way.
         offload: keep shards in host memory.
+        reshard: free gathered parameters after forward; ``None`` frees all but the model's own.
     """
     offloading = CPUOffloadPolicy(pin_memory=torch.accelerator.is_available()) if offload else OffloadPolicy()
     modules = dict(model.named_modules())
     for unit in units:
         policy = MixedPrecisionPolicy(param_dtype=unit.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        fully_shard(modules[unit.name], mesh=mesh, mp_policy=policy, offload_policy=offloading)
+        fully_shard(
+            modules[unit.name],
+            mesh=mesh,
+            mp_policy=policy,
+            offload_policy=offloading,
+            reshard_after_forward=reshard,
+        )
     if reduce_dtype != torch.float32:
         for module in model.modules():
             if isinstance(module, FSDPModule):

@@ -36,6 +36,7 @@ class Sharding:
         reduce_dtype: dtype in which gradients travel, a key of ``mp_torch.ranks.average.WIRE``.
         divide: where their sum is divided.
         offload: keep shards in host memory.
+        reshard: free gathered parameters after forward; ``None`` frees all but the model's own.
     """
 
     lower: torch.dtype | None
@@ -44,6 +45,7 @@ class Sharding:
     reduce_dtype: str
     divide: str
     offload: bool
+    reshard: bool | None = None
 
 
 def ranks_of(model: nn.Module, parameters: Mapping[str, Tensor], *, reduce_dtype: str, divide: str) -> Ranks:
@@ -134,7 +136,15 @@ def sharded_(model: nn.Module, mesh: DeviceMesh | None, how: Sharding) -> None:
         mesh = init_device_mesh(device, (distributed.get_world_size(),))
     blocks = default_blocks(model) if how.blocks is None else how.blocks
     units = plan(model, lower=how.lower, kept=how.kept, blocks=blocks)
-    shard_(model, mesh, units, reduce_dtype=WIRE[how.reduce_dtype], divide=how.divide, offload=how.offload)
+    shard_(
+        model,
+        mesh,
+        units,
+        reduce_dtype=WIRE[how.reduce_dtype],
+        divide=how.divide,
+        offload=how.offload,
+        reshard=how.reshard,
+    )
 
 
 def pipelined(
