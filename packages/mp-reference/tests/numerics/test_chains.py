@@ -263,3 +263,21 @@ def test_ties_go_away_from_zero_where_the_accumulator_says_so(fmt):
         a = np.float32([[2048, 1]])
     away = mp.matmul(a, b, accumulator=mp.sequential(fmt, rounding="nearest-away")).item()
     assert (away, mp.matmul(a, b, accumulator=fmt).item()) == ((7.5, 7.0) if fmt == mp.E4M3FN else (2050, 2048))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [mp.sequential(mp.FP16, fused=True), mp.sequential(mp.FP16), mp.kahan(mp.FP16), mp.pairwise(mp.FP16),
+     mp.split_k(3, outer=mp.FP16), mp.tensor_core("mi100")],
+    ids=lambda row: row.name,
+)  # fmt: skip
+@pytest.mark.parametrize("side", [2, 30])
+def test_a_sum_of_no_terms_is_the_addend(row, side):
+    none = np.ones((side, 0), np.float32)
+    for start in (0.0, -0.0, 1.5):
+        c = np.full((side, side), start, np.float16)
+        got = mp.matmul(none, none.T, c, row, out_format=mp.FP16)
+        if start == 0 and isinstance(row, SplitK):
+            c = np.zeros_like(c)  # workers without terms have +0
+        assert same_bits(got, c).all()
+    assert same_bits(mp.matmul(none, none.T, accumulator=row, out_format=mp.FP16), np.zeros_like(c)).all()

@@ -56,7 +56,7 @@ class Factors:
         """The factors of some outputs only, one axis."""
         part = object.__new__(Factors)
         part.__dict__.update(self.__dict__)
-        part.a, part.b = (np.stack([np.broadcast_to(step, self.shape)[chosen] for step in x]) for x in (self.a, self.b))
+        part.a, part.b = (np.broadcast_to(x, (len(x), *self.shape))[:, chosen] for x in (self.a, self.b))
         part.shape = part.a.shape[1:]
         return part
 
