@@ -149,3 +149,27 @@ def test_two_independent_witnesses_agree_with_the_oracle_on_the_same_operands() 
     ours = oracle.arithmetic("mul", (a, b), FP16)
     theirs = subject_named("softfloat").perform("mul", a, b)
     assert ((oracle.code_of(ours) == oracle.code_of(theirs)) | np.isnan(ours)).all()
+
+
+@pytest.mark.parametrize(
+    ("operands", "rounding", "raised"),
+    [
+        (((65504.0, 65504.0)), "toward-zero", {"overflow", "inexact"}),  # gives 65504, and yet it overflowed
+        (((65504.0, 8.0)), "toward-zero", {"inexact"}),
+        (((65504.0, 8.0)), "toward-positive", {"overflow", "inexact"}),
+        (((-65504.0, -8.0)), "toward-positive", {"inexact"}),
+        (((65504.0, 16.0)), "nearest-away", {"overflow", "inexact"}),
+    ],
+)
+def test_overflow_depends_on_the_rounding(operands: tuple[float, float], rounding: str, raised: set[str]) -> None:
+    arrays = tuple(np.float16([x]) for x in operands)
+    assert oracle.flags("add", arrays, FP16, rounding) == [frozenset(raised)]
+
+
+def test_a_product_just_below_the_normal_range_is_tiny_unless_the_rounding_lifts_it() -> None:
+    arrays = np.float16([2.0**-14 * (1 + 2**-10)]), np.float16([1 - 2.0**-11])  # 2**-14 less a little
+    just_below = {"underflow", "inexact"}
+    assert oracle.flags("mul", arrays, FP16, "toward-zero") in ([frozenset(just_below)], [frozenset({"inexact"})])
+    tiny = np.float16([2.0**-14]), np.float16([1 - 2.0**-11])  # exactly between two subnormals
+    assert oracle.flags("mul", tiny, FP16, "toward-zero") == [frozenset(just_below)]
+    assert oracle.flags("mul", tiny, FP16, "toward-positive") == [frozenset(just_below)]

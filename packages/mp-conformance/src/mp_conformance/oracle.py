@@ -78,7 +78,9 @@ def _codes_by_value(fmt: FloatFormat) -> dict[tuple[float, float], int]:
 
 @cache
 def _nan_code(fmt: FloatFormat) -> int:
-    return next(code for code in range(1 << fmt.bits) if math.isnan(value_of_code(code, fmt)))
+    """The first NaN, and the first quiet one where there are two kinds."""
+    quiet = 1 << (fmt.mantissa_bits - 1) if fmt.specials == "ieee" else 0
+    return next(code for code in range(1 << fmt.bits) if math.isnan(value_of_code(code, fmt)) and code & quiet == quiet)
 
 
 def encode(values: list[float], fmt: FloatFormat) -> Array:
@@ -227,13 +229,16 @@ def code_of(x: Array) -> Array:
     return np.ascontiguousarray(x).reshape(-1).view(_UNSIGNED[x.dtype.itemsize])
 
 
-def flags(operation: str, operands: tuple[Array, ...], fmt: FloatFormat) -> list[frozenset[str]]:
-    """The exception flags that one operation, rounded to nearest even, raises; tininess is detected after rounding.
+def flags(
+    operation: str, operands: tuple[Array, ...], fmt: FloatFormat, rounding: str = "nearest-even"
+) -> list[frozenset[str]]:
+    """The exception flags that one operation raises; tininess is detected after rounding.
 
     Args:
         operation: add, sub, mul, div, sqrt or fma.
         operands: arrays of ``fmt.dtype``, one shape.
         fmt: an IEEE 754 format.
+        rounding: any mode but ``stochastic``.
 
     Returns:
         One set an element, of invalid, infinite (division by zero), overflow, underflow, inexact.
@@ -252,30 +257,30 @@ def flags(operation: str, operands: tuple[Array, ...], fmt: FloatFormat) -> list
         strict=True,
     ):
         signalling = any(math.isnan(v) and not int(c) & quiet for c, v in zip(codes, row, strict=True))
-        out.append(frozenset({"invalid"} if signalling else _flags_of(operation, row, fmt)))
+        out.append(frozenset({"invalid"} if signalling else _flags_of(operation, row, fmt, rounding)))
     return out
 
 
-def _flags_of(operation: str, row: tuple[float, ...], fmt: FloatFormat) -> set[str]:
+def _flags_of(operation: str, row: tuple[float, ...], fmt: FloatFormat, rounding: str) -> set[str]:
     result = getattr(exact, operation)(*row)
     if isinstance(result, float) and math.isnan(result):
         made_of_nothing = operation == "fma" and {abs(row[0]), abs(row[1])} == {0.0, math.inf}
         return set() if any(map(math.isnan, row)) and not made_of_nothing else {"invalid"}
     if isinstance(result, float) and math.isinf(result):
         return {"infinite"} if operation == "div" and math.isfinite(row[0]) else set()
-    rounded = exact.round_exact(result, fmt)
-    if math.isinf(rounded):
+    value = exact.to_fraction(result)
+    unbounded = _to_precision(value, fmt, rounding)
+    if unbounded > Fraction(fmt.max):
         return {"overflow", "inexact"}
-    if exact.to_fraction(rounded) == exact.to_fraction(result):
+    if exact.to_fraction(exact.round_exact(result, fmt, rounding)) == value:
         return set()
-    return {"underflow", "inexact"} if _tiny_after_rounding(exact.to_fraction(result), fmt) else {"inexact"}
+    return {"underflow", "inexact"} if unbounded < Fraction(fmt.min_normal) else {"inexact"}
 
 
-def _tiny_after_rounding(value: Fraction, fmt: FloatFormat) -> bool:
-    """Whether the result, rounded to the format's precision with an unbounded exponent, is below the normal range."""
-    limit = Fraction(fmt.min_normal)
-    just_below = limit - limit / 2 ** (fmt.mantissa_bits + 2)  # from here on it rounds up to the smallest normal
-    return bool(abs(value) < just_below)
+def _to_precision(value: Fraction, fmt: FloatFormat, rounding: str) -> Fraction:
+    """The magnitude of a number, rounded to the format's precision with an unbounded exponent."""
+    scale = Fraction(2) ** (value.denominator.bit_length() - value.numerator.bit_length())  # into the normal range
+    return abs(exact.to_fraction(exact.round_exact(value * scale, fmt, rounding))) / scale
 
 
 @cache

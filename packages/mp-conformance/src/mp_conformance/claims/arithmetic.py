@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from mp_conformance import oracle, values
 from mp_conformance.claims.rows import Claim
@@ -25,7 +26,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _ARITY = {"add": 2, "sub": 2, "mul": 2, "div": 2, "sqrt": 1, "fma": 3, "minimum": 2, "maximum": 2}
 _ARITY |= {"less": 2, "less_equal": 2, "equal": 2}
 _SYMBOLS = {"add": "a + b", "sub": "a - b", "mul": "a * b", "div": "a / b", "sqrt": "sqrt(a)", "fma": "a * b + c"}
-_MODES = ("nearest-even", "nearest-away", "toward-zero", "toward-positive", "toward-negative", "to-odd")
+_IEEE_MODES = ("nearest-even", "nearest-away", "toward-zero", "toward-positive", "toward-negative")
+_MODES = (*_IEEE_MODES, "to-odd")
 _WIDE = tuple(FORMATS[name] for name in ("fp16", "bf16", "fp32"))
 _BYTES = tuple(FORMATS[name] for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"))
 
@@ -68,18 +70,20 @@ def _every_byte(operation: str, fmt: FloatFormat) -> Check:
 
 def _flags(operation: str, fmt: FloatFormat) -> Check:
     def check(subject: Subject, run: Run) -> None:
-        def one(inputs: tuple[Array, ...]) -> Tally:
-            raised = subject.perform("flags", *inputs, of=operation)
-            expected = oracle.flags(operation, inputs, fmt)
+        def one(drawn: tuple[str, tuple[Array, ...]]) -> Tally:
+            mode, inputs = drawn
+            raised = subject.perform("flags", *inputs, of=operation, rounding=mode)
+            expected = oracle.flags(operation, inputs, fmt, mode)
             for index, (actual, wanted) in enumerate(zip(raised, expected, strict=True)):
                 if actual != wanted:
                     shown = ", ".join(f"0x{int(oracle.code_of(x)[index]):x}" for x in inputs)
                     raise DisagreementError(
-                        f"{operation} of {shown} raises {sorted(actual)}, the exact oracle says {sorted(wanted)}"
+                        f"{operation} of {shown}, {mode}, raises {sorted(actual)}, the exact oracle says "
+                        f"{sorted(wanted)}"
                     )
             return Tally(len(expected))
 
-        run.draw(values.operands(fmt, _ARITY[operation]), one)
+        run.draw(st.tuples(st.sampled_from(_IEEE_MODES), values.operands(fmt, _ARITY[operation])), one)
 
     return check
 
@@ -174,7 +178,8 @@ CLAIMS: tuple[Claim, ...] = (
     *(
         Claim(
             id=f"flags.{operation}.{fmt.name}",
-            sentence=f"{_SYMBOLS[operation]} in {fmt.name} raises the exception flags that the exact result calls for",
+            sentence=f"{_SYMBOLS[operation]} in {fmt.name} raises the exception flags that the exact result calls for, "
+            "in every rounding of IEEE 754",
             source=f"{sources.IEEE_754}, 7",
             agreement=Bits(),
             operation="flags",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mp_conformance import oracle
 from mp_conformance.claims.rows import Claim
 from mp_conformance.compare import Bits, Tally, assert_same_bits
-from mp_conformance.vectors import names, read
+from mp_conformance.vectors import described, names, read
 from mp_reference.spec import sources
 from mp_reference.spec.formats import FORMATS
 
@@ -45,11 +45,11 @@ def _right(name: str) -> Check:
 
 
 def _asked(name: str) -> tuple[str, dict[str, Any]]:
-    held = read(name)
-    options: dict[str, Any] = {} if held.rounding == "nearest-even" else {"rounding": held.rounding}
-    if held.operation == "cast":
-        return "cast", options | {"to": held.target, "source": "float32"}
-    return held.operation, options | {"format": held.target}
+    operation, _, target, rounding = described(name)
+    options: dict[str, Any] = {} if rounding == "nearest-even" else {"rounding": rounding}
+    if operation == "cast":
+        return "cast", options | {"to": target, "source": "float32"}
+    return operation, options | {"format": target}
 
 
 CLAIMS: tuple[Claim, ...] = (
@@ -62,7 +62,7 @@ CLAIMS: tuple[Claim, ...] = (
             operation="vectors",
             options={"name": name},
             check=_right(name),
-            format=read(name).target,
+            format=described(name)[2],
             exhaustive=True,
         )
         for name in names()
@@ -76,7 +76,7 @@ CLAIMS: tuple[Claim, ...] = (
             operation=_asked(name)[0],
             options=_asked(name)[1],
             check=_gives(name),
-            format=read(name).target,
+            format=described(name)[2],
             exhaustive=True,
         )
         for name in names()

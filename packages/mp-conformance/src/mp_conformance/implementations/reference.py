@@ -38,7 +38,7 @@ class ReferenceSubject:
     device = "cpu"
 
     def offers(self, operation: str, options: Mapping[str, Any]) -> bool:
-        """Everything but flags; arithmetic in every format with a dtype of its own."""
+        """Arithmetic in every format with a dtype of its own, and all that ``reference_training`` lists."""
         if options.get("rounding", "nearest-even") not in ROUNDINGS:
             return False
         if operation in _ARITHMETIC:
@@ -90,8 +90,8 @@ class ReferenceSubject:
     def _emulated_matmul(self, a: Array, b: Array, accumulator: Any) -> Array:
         return np.asarray(mp.matmul(a, b, accumulator=accumulator))
 
-    def _flags(self, *operands: Array, of: str) -> list[frozenset[str]]:
-        raised = exception_flags(of, *operands)
+    def _flags(self, *operands: Array, of: str, rounding: Any = "nearest-even") -> list[frozenset[str]]:
+        raised = exception_flags(of, *operands, rounding=rounding)
         return [frozenset(text for name, text in _FLAGS.items() if ExceptionFlag[name] & int(bits)) for bits in raised]
 
     def _stochastic(self, x: Array, to: str, seed: int) -> Array:

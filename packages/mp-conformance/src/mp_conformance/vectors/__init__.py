@@ -7,6 +7,6 @@ TestFloat prints them.
 
 from __future__ import annotations
 
-from mp_conformance.vectors.files import Vectors, check, names, read, write
+from mp_conformance.vectors.files import Vectors, check, described, names, read, write
 
-__all__ = ["Vectors", "check", "names", "read", "write"]
+__all__ = ["Vectors", "check", "described", "names", "read", "write"]

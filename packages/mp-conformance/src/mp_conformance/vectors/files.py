@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from mp_reference.spec.formats import FloatFormat
 
-__all__ = ["Vectors", "check", "names", "read", "write"]
+__all__ = ["Vectors", "check", "described", "names", "read", "write"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,13 +55,35 @@ class Vectors:
 def names() -> list[str]:
     """The files that the package holds.
 
-    Source: this folder.
+    Source: what ``write`` writes.
 
     >>> "fp16_add" in names()
     True
     """
-    folder = files("mp_conformance.vectors")
-    return sorted(entry.name[: -len(".txt")] for entry in folder.iterdir() if entry.name.endswith(".txt"))
+    return sorted(_name(*plan) for plan in _planned())
+
+
+def described(name: str) -> tuple[str, str, str, str]:
+    """What a file is about, from its name alone.
+
+    Args:
+        name: one of ``names()``.
+
+    Returns:
+        Operation, source format, target format, rounding mode.
+
+    Raises:
+        ValueError: no file has this name.
+
+    Source: what ``write`` writes.
+
+    >>> described("fp32_to_bf16_to-odd")
+    ('cast', 'fp32', 'bf16', 'to-odd')
+    """
+    plan = next((plan for plan in _planned() if _name(*plan) == name), None)
+    if plan is None:
+        raise ValueError(f"vectors {name!r} are not among {', '.join(names())}")
+    return plan
 
 
 def _planned() -> list[tuple[str, str, str, str]]:
@@ -116,7 +139,7 @@ def _text(operation: str, source: FloatFormat, target: FloatFormat, rounding: st
         results = oracle.cast(operands[0], target, rounding)
     else:
         results = oracle.arithmetic(operation, operands, target, rounding)
-        flags = oracle.flags(operation, operands, target) if rounding == "nearest-even" else None
+        flags = oracle.flags(operation, operands, target, rounding)
     columns = "operands result" + (" flags (1 inexact 2 underflow 4 overflow 8 infinite 16 invalid)" if flags else "")
     lines = [
         f"# origin: mp_reference.numerics.exact (fractions, rounded by integer division); {operation} {source.name} -> "
@@ -171,19 +194,13 @@ def read(name: str, text: str | None = None) -> Vectors:
     >>> vectors.operation, vectors.operands[0].dtype.name, vectors.flags is not None
     ('add', 'float16', True)
     """
-    plan = next((p for p in _planned() if _name(*p) == name), None)
-    if plan is None:
-        raise ValueError(f"vectors {name!r} are not among {', '.join(_name(*p) for p in _planned())}")
+    operation, source, target, rounding = described(name)
     if text is None:
         text = files("mp_conformance.vectors").joinpath(f"{name}.txt").read_text(encoding="ascii")
-    operation, source, target, rounding = plan
-    rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
     count = _ARITY[operation]
-    flagged = operation != "cast" and rounding == "nearest-even"
-    for number, row in enumerate(rows, 3):
-        if len(row) != count + 1 + flagged:
-            raise ValueError(f"{name}, line {number}: {len(row)} columns, {count + 1 + flagged} belong there")
-    codes = np.array([[int(cell, 16) for cell in row] for row in rows], np.int64)
+    flagged = operation != "cast"
+    rows = [_cells(name, number, line, count + 1 + flagged) for number, line in _lines(text)]
+    codes = np.array(rows, np.int64).reshape(-1, count + 1 + flagged)
     return Vectors(
         name, operation, source, target, rounding,
         tuple(_as(codes[:, i], FORMATS[source]) for i in range(count)), _as(codes[:, count], FORMATS[target]),
@@ -196,19 +213,75 @@ def _as(codes: Array, fmt: FloatFormat) -> Array:
     return codes.astype(unsigned).view(fmt.dtype)
 
 
-def check() -> list[str]:
-    """Which of the package's files are not what the oracle writes today.
+def _lines(text: str) -> list[tuple[int, str]]:
+    """The lines that hold data, each with its number in the file."""
+    return [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip() and not line.startswith("#")]
+
+
+def _cells(name: str, number: int, line: str, width: int) -> list[int]:
+    cells = line.split()
+    if len(cells) != width:
+        raise ValueError(f"{name}, line {number}: {len(cells)} columns, {width} belong there")
+    try:
+        return [int(cell, 16) for cell in cells]
+    except ValueError as reason:
+        raise ValueError(f"{name}, line {number}: {line!r} is not hexadecimal throughout") from reason
+
+
+def check(folder: Path | None = None) -> dict[str, str]:
+    """Where files differ from what the oracle writes today.
+
+    Args:
+        folder: another simulator's files under the same names, as many as there are; the package's own, all of them,
+            unless given.
 
     Returns:
-        Names, empty if all is well.
+        Name -> line, what it holds and what the oracle gives, for each file that differs; any NaN stands for a NaN.
+
+    Raises:
+        ValueError: the folder holds no file of a known name.
 
     Source: the exact oracle.
+
+    >>> check()
+    {}
     """
-    stale = []
-    for operation, source, target, rounding in _planned():
-        name = _name(operation, source, target, rounding)
-        path = files("mp_conformance.vectors").joinpath(f"{name}.txt")
-        text = _text(operation, FORMATS[source], FORMATS[target], rounding)
-        if not path.is_file() or path.read_text(encoding="ascii") != text:
-            stale.append(name)
-    return stale
+    place = folder or files("mp_conformance.vectors")
+    wrong = {}
+    present = [name for name in names() if place.joinpath(f"{name}.txt").is_file()]
+    if folder and not present:
+        raise ValueError(f"{folder} holds no golden file; their names are {', '.join(names())}, each with .txt")
+    for name in names() if folder is None else present:
+        where = "is missing"
+        if name in present:
+            where = _difference(name, place.joinpath(f"{name}.txt").read_bytes().decode("ascii", errors="replace"))
+        if where:
+            wrong[name] = where
+    return wrong
+
+
+def _difference(name: str, text: str) -> str:
+    operation, source, target, rounding = described(name)
+    held, given = _lines(text), _lines(_text(operation, FORMATS[source], FORMATS[target], rounding))
+    for (number, line), (_, right) in zip(held, given, strict=False):
+        if line.split() != right.split() and not _same(name, number, line, right):
+            return f"line {number} holds {line!r}, the oracle gives {right!r}"
+    return "" if len(held) == len(given) else f"{len(held)} lines of data, {len(given)} belong there"
+
+
+def _same(name: str, number: int, line: str, right: str) -> bool:
+    """Whether two lines differ by leading zeros, case or the choice of a NaN alone."""
+    operation, _, target, _ = described(name)
+    count = _ARITY[operation]
+    wanted = _cells(name, number, right, len(right.split()))
+    try:
+        cells = _cells(name, number, line, len(wanted))
+    except ValueError:
+        return False
+    results = [
+        oracle.value_of_code(row[count] & ((1 << FORMATS[target].bits) - 1), FORMATS[target]) for row in (cells, wanted)
+    ]
+    both_nan = all(math.isnan(value) for value in results)
+    return [*cells[:count], *cells[count + 1 :]] == [*wanted[:count], *wanted[count + 1 :]] and (
+        both_nan or cells[count] == wanted[count]
+    )
