@@ -52,12 +52,13 @@ class _Collector:
             seed=0,
             examples=_examples(self.config),
             pattern="*",
+            deep=bool(self.config.getoption("--deep")),
         )
         for path in (page, data):
             if path:
                 path.parent.mkdir(parents=True, exist_ok=True)
         if data:
-            report.write_json(str(data), document)
+            report.write_json(data, document)
         if page:
             page.write_text(report.html(document), encoding="utf-8")
 

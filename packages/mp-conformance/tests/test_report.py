@@ -28,7 +28,7 @@ def results() -> list[Result]:
     claims = select("format.fp16.*,cast.float64.bf16,elementary.exp.*,loss-scale.machine")
     found = list(ask_all(claims, [subject_named("reference"), subject_named("torch")], lambda: Run(20)))
     found.append(Result("cast.float64.fp16", "torch", "cpu", "broken", 7, 9, {"0": 8, "3": 1}, None, "0x1 <b>& more"))
-    found.append(Result("cast.float64.fp16", "reference", "cpu", "error", message="Traceback\nValueError: why"))
+    found.append(Result("cast.float64.fp16", "reference", "cpu", "error", message="ValueError: why\n\nTraceback"))
     found.append(Result("step.skip", "engine", "cpu", "not reached"))
     return found
 
@@ -36,7 +36,10 @@ def results() -> list[Result]:
 @pytest.fixture(scope="module")
 def page(results: list[Result]) -> str:
     data = report.document(results, device="cpu", seed=5, examples=20, pattern="*")
-    return report.html(data, [{"claim": "cast.float64.fp16", "subject": "torch", "before": "kept", "now": "broken"}])
+    before = json.loads(json.dumps(data))
+    before["environment"]["torch"] = "2.12.0"
+    before["results"] = [{**r, "status": "kept"} if r["status"] == "broken" else r for r in before["results"]]
+    return report.html(data, before)
 
 
 def test_the_page_needs_nothing_from_the_network(page: str) -> None:
@@ -66,24 +69,36 @@ def test_the_worst_value_of_a_ulp_claim_is_shown_in_hex_and_decimal(page: str) -
     assert "the kernel computes in fp32" in page
 
 
-def test_the_summary_fits_a_screen_and_names_the_failures(results: list[Result]) -> None:
-    many = results + [Result("cast.float64.bf16", "engine", "cpu", "hung", message="slow") for _ in range(30)]
-    lines = report.summary_lines(many, 1.0)
-    assert len(lines) <= 24
-    assert max(map(len, lines)) <= 100
-    text = "\n".join(lines)
-    assert "BROKEN cast.float64.fp16 [torch]: 0x1 <b>& more" in text
-    assert "ERROR cast.float64.fp16 [reference]: ValueError: why" in text
-    assert "... and 24 more; --report or --json has them all" in text
-    assert "not reached in time: 1 claims of step" in text
-    assert "32 claims are not kept" in text
+def test_the_page_says_what_changed_and_under_which_circumstances(page: str) -> None:
+    assert "torch 2.12.0 -&gt; " in page
+    changed = page[page.index('id="changes"') : page.index('id="matrix"')]
+    assert changed.count('<td class="mono">') == 1
+    assert "<td>kept</td>" in changed
+    assert "<td>broken</td>" in changed
 
 
-def test_the_json_can_be_read_back_and_compared_with_itself(results: list[Result], tmp_path: Path) -> None:
-    data = report.document(results, device="cpu", seed=0, examples=20, pattern="*")
-    report.write_json(str(tmp_path / "x.json"), data)
-    assert report.changes(json.loads((tmp_path / "x.json").read_text()), data) == []
-    assert report.changes({**data, "results": []}, data)[0]["before"] == "not asked"
+def test_a_row_is_asked_again_with_the_draws_it_had_also_after_a_deep_run_and_for_a_subject_of_ones_own() -> None:
+    data = report.document(
+        [], device="cpu", seed=3, examples=5000, pattern="*", deep=True, asked_as={"mine": "my.module:Mine"}
+    )
+    assert report.rerun_command(data, {"claim": "cast.x", "device": "cpu", "subject": "mine"}) == (
+        "mp-conformance --device cpu --claims 'cast.x' --subjects my.module:Mine --seed 3 --max-examples 5000 --deep"
+    )
+
+
+def test_the_environment_names_the_extras_that_were_not_asked_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "absent", lambda: {"jax": "needs the package jax; pip install jax"})
+    assert report.environment("cpu")["not asked: jax"] == "needs the package jax; pip install jax"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", r"x.json is no JSON .*; --compare needs a file"), ("[]", "x.json has no 'what'"), ("{}", "has no 'what'")],
+)
+def test_a_file_that_is_no_document_is_refused_by_name(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        report.read_json(tmp_path / "x.json")
 
 
 def test_the_guarantees_table_has_one_row_a_family() -> None:

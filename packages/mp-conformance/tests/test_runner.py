@@ -65,6 +65,37 @@ def test_an_odd_subject_is_a_failed_claim_with_its_reason(act: Any, status: str,
     assert message in result.message
 
 
+def leaves(x: Any) -> Any:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("act", [raises, leaves])
+def test_the_first_line_of_an_errors_message_is_the_error_itself(act: Any) -> None:
+    first = ask(CLAIM, Odd(act), Run(5)).message.splitlines()[0]
+    assert first in ("RuntimeError: the kernel is not compiled", "SystemExit: 3")
+
+
+class Unsure(Odd):
+    """It cannot even say what it offers."""
+
+    name = "unsure"
+
+    def offers(self, operation: str, options: Any) -> bool:  # noqa: ARG002  # the Protocol's names
+        raise RuntimeError("no runtime on this machine")
+
+
+def test_a_subject_that_raises_when_asked_what_it_offers_is_a_failed_claim_and_the_others_still_run() -> None:
+    results = list(ask_all([CLAIM], [Unsure(raises), subject_named("reference")], lambda: Run(5)))
+    assert [r.status for r in results] == ["error", "kept"]
+    assert results[0].message.startswith("RuntimeError: no runtime on this machine\n")
+
+
+def test_a_claim_is_not_asked_of_a_subject_that_does_not_offer_its_operation() -> None:
+    result = ask(select("sum.*.fp16")[0], Odd(raises), Run(5))
+    assert result.status == "not offered"
+    assert result.message.startswith("odd does not offer sum with ")
+
+
 def test_a_subject_that_declines_late_is_not_asked() -> None:
     def declines(x: Any) -> Any:
         raise NotOfferedError("not in this build")
@@ -85,6 +116,23 @@ def test_what_comes_after_the_total_is_not_reached_and_said_so() -> None:
     results = list(ask_all([CLAIM], [subject_named("reference")], lambda: Run(5), total=0.0))
     assert results[0].status == "not reached"
     assert results[0].message == "the total of 0 s was used up before this claim's turn; raise --minutes"
+
+
+@ENDS_A_THREAD
+def test_a_claim_that_the_total_cuts_short_is_not_reached_and_no_failure() -> None:
+    results = list(ask_all([CLAIM], [Odd(hang)], lambda: Run(5), limit=60.0, total=0.5))
+    assert (results[0].status, results[0].failed) == ("not reached", False)
+    assert results[0].message == "the total of 0.5 s was used up while it was asked; raise --minutes"
+
+
+@pytest.mark.parametrize("status", ["error", "hung"])
+@ENDS_A_THREAD
+def test_a_gap_excuses_no_error_and_no_hang(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gap = gaps.Gap(claim="cast.*", producer="torch", versions=">=2", since="2026-01-01", reason="r", link="l")
+    monkeypatch.setattr(gaps, "known", lambda: (gap,))
+    torch = subject_named("torch")
+    monkeypatch.setattr(torch, "perform", lambda _, x, **_options: raises(x) if status == "error" else hang(x))
+    assert ask(CLAIM, torch, Run(5), limit=0.3 if status == "hung" else 60).status == status
 
 
 def test_a_gap_explains_a_failure_and_a_gap_that_closed_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +185,49 @@ def test_a_gap_with_a_wrong_key_or_version_sign_is_refused() -> None:
         gaps.within("2.0", "~=2")
 
 
+ENTRY = {
+    "claim": "cast.float64.fp16", "producer": "torch", "versions": ">=2", "since": "2026-01-01", "reason": "r",
+    "link": "l",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("claim", '"casting.*"', "no claim matches 'casting.*'; ids begin with one of"),
+        ("producer", '"pytorch"', "no subject is called 'pytorch'; it is one of torch, engine"),
+        ("devices", '["gpu"]', r"devices=\['gpu'\] must be some of cpu, cuda, npu, xpu, mps"),
+        ("devices", "[]", r"devices=\[\] must be some of"),
+        ("since", '"yesterday"', "Invalid isoformat string: 'yesterday'"),
+        ("versions", '"2.13"', "'2.13' must begin with >=, <=, ==, < or >"),
+    ],
+)
+def test_a_gap_that_would_cover_nothing_is_refused_and_named(key: str, value: str, message: str) -> None:
+    rows = {name: f'"{text}"' for name, text in ENTRY.items()} | {key: value}
+    text = "[[gap]]\n" + "\n".join(f"{name} = {entry}" for name, entry in rows.items())
+    claim = "casting" if key == "claim" else "cast.float64.fp16"
+    with pytest.raises(ValueError, match=rf"gap '{claim}.*' of \w+: .*{message}"):
+        gaps.parse(text)
+
+
+def test_a_misspelt_table_of_gaps_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"unknown tables \['gaps'\]; every entry is a \[\[gap\]\]"):
+        gaps.parse('[[gaps]]\nclaim = "x"\n')
+
+
+def test_every_gap_covers_a_claim_that_its_producer_is_asked() -> None:
+    subjects = subjects_for("cpu")
+    covering = {gaps.find(c.id, s) for c in registered() for s in subjects if c.concerns(s)}
+    installed = {subject.name for subject in subjects}
+    assert [gap.claim for gap in gaps.known() if gap not in covering and gap.producer in installed] == []
+
+
+def test_a_gap_is_dated_by_the_package_that_its_subject_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    gap = gaps.Gap(claim="*", producer="engine", versions="<1", since="2026-01-01", reason="r", link="l")
+    monkeypatch.setattr(gaps, "known", lambda: (gap,))
+    assert gaps.find("step.skip", subject_named("engine")) is gap
+
+
 def test_a_gap_of_a_package_that_is_not_installed_covers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     gap = gaps.Gap(claim="*", producer="odd", versions=">=0", since="2026-01-01", reason="r", link="l")
     monkeypatch.setattr(gaps, "known", lambda: (gap,))
@@ -164,7 +255,7 @@ def test_every_claim_concerns_a_subject_of_the_cpu() -> None:
 
 def test_subjects_are_subjects_and_an_unknown_one_lists_the_known() -> None:
     assert all(isinstance(subject, Subject) for subject in subjects_for("cpu"))
-    with pytest.raises(ValueError, match=r"subject 'x' is not one of torch, engine, ranks, reference.*docs/subjects.md"):
+    with pytest.raises(ValueError, match=r"subject 'x' is not one of torch, engine, .*docs/subjects.md"):
         subject_named("x")
 
 
@@ -172,6 +263,22 @@ def test_an_extra_that_is_not_installed_says_what_to_install(monkeypatch: pytest
     monkeypatch.setitem(implementations._OPTIONAL, "absent", ("no_such_package", "x", "y"))
     with pytest.raises(ValueError, match="subject 'absent' needs the package no_such_package; pip install"):
         subject_named("absent")
+
+
+def test_an_extra_that_cannot_be_imported_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implementations, "_OPTIONAL", {"broken": ("json", "mp_conformance.no_such_module", "x")})
+    assert implementations.absent()["broken"].startswith("cannot be asked: importing json raised ModuleNotFoundError")
+    assert "broken" not in [subject.name for subject in subjects_for("cpu")]
+    with pytest.raises(ValueError, match="subject 'broken' cannot be asked: importing json raised"):
+        subject_named("broken")
+
+
+def test_a_subject_of_ones_own_is_plugged_in_by_module_and_class() -> None:
+    assert subject_named("mp_conformance.implementations.reference:ReferenceSubject").name == "reference"
+    with pytest.raises(ValueError, match=r"subject 'no_such:X': ModuleNotFoundError: .*; write module:Class"):
+        subject_named("no_such:X")
+    with pytest.raises(ValueError, match="subject 'collections:Counter' has no name, device, offers, perform; docs"):
+        subject_named("collections:Counter")
 
 
 def test_an_unknown_glob_lists_the_families() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from datetime import date
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,13 @@ __all__ = ["Gap", "find", "known", "parse"]
 
 _KEYS = {"claim", "producer", "devices", "versions", "since", "reason", "link"}
 
+_PACKAGES = {
+    "reference": "mp-reference", "softfloat": "softfloatpy", "autograd": "torch", "vectors": "mp-conformance",
+    "engine": "mp-torch", "ranks": "mp-torch", "emulation": "mp-torch", "emulated-engine": "mp-torch",
+    "npu-on-cpu": "mp-torch",
+}  # fmt: skip
+"""Subject -> the package whose version counts, where it has another name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
@@ -25,7 +33,7 @@ class Gap:
     Args:
         claim: a glob of claim ids.
         producer: the subject's name.
-        versions: the range in which it is known, such as ``>=2.11,<3``; of the package named like the producer.
+        versions: the range in which it is known, such as ``>=2.11,<3``; of the package that the producer comes in.
         since: the day it was seen, ISO 8601.
         reason: what the producer does instead.
         link: where that is reported or measured.
@@ -51,23 +59,45 @@ def parse(text: str) -> tuple[Gap, ...]:
         The entries, in order.
 
     Raises:
-        ValueError: an entry lacks a key or has an unknown one.
+        ValueError: an entry lacks a key or has an unknown one, or names a claim, a subject, a device or a day that does
+            not exist; such an entry would cover nothing and nobody would know.
 
     Source: this project.
 
     >>> parse('')
     ()
     """
+    document = tomllib.loads(text)
+    if set(document) - {"gap"}:
+        raise ValueError(f"gaps: unknown tables {sorted(set(document) - {'gap'})}; every entry is a [[gap]]")
     rows = []
-    for entry in tomllib.loads(text).get("gap", []):
+    for entry in document.get("gap", []):
         missing, unknown = _KEYS - {"devices"} - set(entry), set(entry) - _KEYS
         if missing or unknown:
             raise ValueError(
                 f"gap {entry.get('claim', '?')!r}: missing {sorted(missing)}, unknown {sorted(unknown)}; an entry has "
                 f"exactly the keys {', '.join(sorted(_KEYS))} (devices may be left out)"
             )
-        rows.append(Gap(**{**entry, "devices": tuple(entry.get("devices", ("cpu",)))}))
+        gap = Gap(**{**entry, "devices": tuple(entry.get("devices", ("cpu",)))})
+        try:
+            _require_known(gap)
+        except ValueError as reason:
+            raise ValueError(f"gap {gap.claim!r} of {gap.producer}: {reason}") from reason
+        rows.append(gap)
     return tuple(rows)
+
+
+def _require_known(gap: Gap) -> None:
+    from mp_conformance.claims import DEVICES, select
+    from mp_conformance.implementations import names
+
+    select(gap.claim)
+    if gap.producer not in names():
+        raise ValueError(f"no subject is called {gap.producer!r}; it is one of {', '.join(names())}")
+    if not gap.devices or set(gap.devices) - set(DEVICES):
+        raise ValueError(f"devices={list(gap.devices)} must be some of {', '.join(DEVICES)}")
+    date.fromisoformat(gap.since)
+    within("0", gap.versions)
 
 
 @cache
@@ -107,7 +137,7 @@ def find(claim: str, subject: Subject) -> Gap | None:
 
 def _installed_within(gap: Gap) -> bool:
     try:
-        installed = version({"reference": "mp-reference"}.get(gap.producer, gap.producer))
+        installed = version(_PACKAGES.get(gap.producer, gap.producer))
     except PackageNotFoundError:
         return False
     return within(installed, gap.versions)

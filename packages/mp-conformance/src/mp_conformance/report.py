@@ -1,8 +1,9 @@
-"""What a run leaves behind: JSON, one self-contained HTML page, a summary that fits a screen, README's table."""
+"""What a run leaves behind: JSON, one self-contained HTML page, README's table."""
 
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 from collections import Counter
@@ -15,17 +16,20 @@ from typing import TYPE_CHECKING, Any
 from mp_conformance.claims import registered
 from mp_conformance.claims.families import FAMILIES
 from mp_conformance.compare import Bound, Ulp
+from mp_conformance.implementations import absent
 from mp_conformance.runner import FAILURES
+from mp_conformance.summary import STATUSES, changes, settings_changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from mp_conformance.claims import Claim
     from mp_conformance.runner import Result
 
-__all__ = ["changes", "document", "environment", "guarantees_table", "html", "summary_lines"]
+__all__ = ["document", "environment", "guarantees_table", "html", "read_json", "write_json"]
 
-STATUSES = ("kept", "gap", "broken", "error", "hung", "gap closed", "not reached", "not offered")
+_WHAT = "mp-conformance results"
 _PACKAGES = (
     "mp-reference",
     "mp-torch",
@@ -63,13 +67,25 @@ def environment(device: str) -> dict[str, str]:
 
     found["cpu capability"] = torch.backends.cpu.get_cpu_capability()
     found["torch threads"] = str(torch.get_num_threads())
-    if device == "cuda" and torch.cuda.is_available():
-        found["device name"] = torch.cuda.get_device_name(0)
-        found["compute capability"] = ".".join(map(str, torch.cuda.get_device_capability(0)))
+    found |= {f"not asked: {name}": reason for name, reason in absent().items()}
+    module = getattr(torch, device)
+    if device != "cpu" and module.is_available():
+        found["device name"] = str(getattr(module, "get_device_name", lambda: "unnamed")())
+    if device == "cuda" and module.is_available():
+        found["compute capability"] = ".".join(map(str, module.get_device_capability(0)))
     return found
 
 
-def document(results: Sequence[Result], *, device: str, seed: int, examples: int, pattern: str) -> dict[str, Any]:
+def document(
+    results: Sequence[Result],
+    *,
+    device: str,
+    seed: int,
+    examples: int,
+    pattern: str,
+    deep: bool = False,
+    asked_as: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """The run as one JSON-able mapping.
 
     Args:
@@ -78,6 +94,8 @@ def document(results: Sequence[Result], *, device: str, seed: int, examples: int
         seed: of every draw.
         examples: per drawn claim.
         pattern: the glob that chose the claims.
+        deep: whether exhaustive claims took their widest table.
+        asked_as: a subject's name -> how the command line names it, where that differs.
 
     Returns:
         What ``--json`` writes and ``--compare`` reads.
@@ -87,12 +105,14 @@ def document(results: Sequence[Result], *, device: str, seed: int, examples: int
     asked = {result.claim for result in results}
     rows = {row.id: _claim_row(row) for row in registered() if row.id in asked}
     return {
-        "what": "mp-conformance results",
+        "what": _WHAT,
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "environment": environment(device),
         "device": device,
         "seed": seed,
         "max_examples": examples,
+        "deep": deep,
+        "asked_as": dict(asked_as or {}),
         "claims": pattern,
         "rows": rows,
         "results": [asdict(result) for result in results],
@@ -108,78 +128,12 @@ def _claim_row(row: Claim) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What differs between two runs: devices, versions of torch, or two days.
-
-    Args:
-        old: a document, read from ``--compare``.
-        new: this run's document.
-
-    Returns:
-        One row a claim and subject whose status or worst distance changed, or that only one run has.
-
-    Raises:
-        ValueError: ``old`` is no document of this tool.
-
-    Source: this project.
-    """
-    if old.get("what") != new["what"]:
-        raise ValueError("--compare needs a file that --json wrote; this one has no 'what': 'mp-conformance results'")
-    sides = [{(r["claim"], r["subject"]): r for r in side["results"]} for side in (old, new)]
-    rows = []
-    for key in sorted(set(sides[0]) | set(sides[1])):
-        texts = [_short(side.get(key)) for side in sides]
-        if texts[0] != texts[1]:
-            rows.append({"claim": key[0], "subject": key[1], "before": texts[0], "now": texts[1]})
-    return rows
-
-
-def _short(result: Mapping[str, Any] | None) -> str:
-    if result is None:
-        return "not asked"
-    worst = result.get("worst")
-    return str(result["status"]) + (f", worst {worst['distance']:.3g}" if worst else "")
-
-
-def summary_lines(results: Sequence[Result], seconds: float) -> list[str]:
-    """The outcome in at most 24 lines of at most 100 characters.
-
-    Args:
-        results: in order.
-        seconds: how long the run took.
-
-    Returns:
-        Lines: one a subject with its counts, then the first failures, then what was not reached.
-
-    Source: this project.
-    """
-    lines = []
-    for subject in dict.fromkeys(f"{r.subject} on {r.device}" for r in results):
-        mine = [r for r in results if f"{r.subject} on {r.device}" == subject]
-        counts = Counter(r.status for r in mine)
-        shown = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
-        lines.append(f"{subject:<20} {shown}; {sum(r.compared for r in mine):,} values compared"[:100])
-    failures = [r for r in results if r.failed]
-    for result in failures[:8]:
-        first = (result.message.strip().splitlines() or [""])[-1 if result.status == "error" else 0]
-        lines.append(f"  {result.status.upper()} {result.claim} [{result.subject}]: {first}"[:100])
-    if len(failures) > 8:
-        lines.append(f"  ... and {len(failures) - 8} more; --report or --json has them all")
-    late = [r.claim for r in results if r.status == "not reached"]
-    if late:
-        families = ", ".join(sorted({claim.split(".")[0] for claim in late}))
-        lines.append(f"not reached in time: {len(late)} claims of {families}"[:100])
-    verdict = "every claim that was reached is kept" if not failures else f"{len(failures)} claims are not kept"
-    lines.append(f"{verdict}; {len(results)} questions in {seconds:.1f} s")
-    return lines
-
-
-def html(data: Mapping[str, Any], diff: Sequence[Mapping[str, str]] = ()) -> str:
+def html(data: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> str:
     """The run as one page that needs no network.
 
     Args:
         data: from ``document``.
-        diff: from ``changes``.
+        before: an earlier run's document, to show what changed since.
 
     Returns:
         HTML.
@@ -194,7 +148,9 @@ def html(data: Mapping[str, Any], diff: Sequence[Mapping[str, str]] = ()) -> str
     page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template)
     results = [{**r, **data["rows"][r["claim"]], "rerun": rerun_command(data, r)} for r in data["results"]]
     text: str = page.render(
-        data=data, diff=diff, statuses=STATUSES, failures=FAILURES, numbered=numbered, link=_linked,
+        data=data, before=before, diff=changes(before, data) if before else [],
+        settings=settings_changed(before, data) if before else [],
+        statuses=STATUSES, failures=FAILURES, numbered=numbered, link=_linked,
         subjects=list(dict.fromkeys(f"{r['subject']} on {r['device']}" for r in results)),
         matrix=_matrix(results), columns=_columns(results), bars=_bars, results=results,
         counts=Counter(r["status"] for r in results),
@@ -208,9 +164,10 @@ def rerun_command(data: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     >>> rerun_command({"seed": 0, "max_examples": 200}, {"claim": "cast.x", "device": "cpu", "subject": "torch"})
     "mp-conformance --device cpu --claims 'cast.x' --subjects torch --seed 0 --max-examples 200"
     """
+    subject = data.get("asked_as", {}).get(result["subject"], result["subject"])
     return (
-        f"mp-conformance --device {result['device']} --claims '{result['claim']}' --subjects {result['subject']} "
-        f"--seed {data['seed']} --max-examples {data['max_examples']}"
+        f"mp-conformance --device {result['device']} --claims '{result['claim']}' --subjects {subject} "
+        f"--seed {data['seed']} --max-examples {data['max_examples']}{' --deep' if data.get('deep') else ''}"
     )
 
 
@@ -234,8 +191,6 @@ def _matrix(results: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[Ma
 
 def _bars(histogram: Mapping[str, int]) -> list[tuple[str, int, float]]:
     """Label, count, and the bar's width in percent, on a logarithmic scale because most values agree."""
-    import math
-
     top = max((math.log10(1 + n) for n in histogram.values()), default=1.0) or 1.0
     ordered = sorted(histogram.items(), key=lambda item: float(item[0]))
     return [(label, n, 100 * math.log10(1 + n) / top) for label, n in ordered]
@@ -265,7 +220,30 @@ def guarantees_table() -> str:
     return "\n".join(lines)
 
 
-def write_json(path: str, data: Mapping[str, Any]) -> None:
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write a document where ``--compare`` can read it."""
-    with open(path, "w", encoding="utf-8") as handle:
-        json.dump(data, handle, indent=1, sort_keys=True)
+    path.write_text(json.dumps(data, indent=1, sort_keys=True), encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A document that ``write_json`` wrote.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The document.
+
+    Raises:
+        ValueError: the file is no such document; the message names it.
+        OSError: the file cannot be read.
+
+    Source: this project.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as reason:
+        raise ValueError(f"{path} is no JSON ({reason}); --compare needs a file that --json wrote") from reason
+    if not isinstance(data, dict) or data.get("what") != _WHAT:
+        raise ValueError(f"{path} has no 'what': '{_WHAT}'; --compare needs a file that --json wrote")
+    return data

@@ -15,6 +15,7 @@ import numpy as np
 from mp_conformance import gaps
 from mp_conformance.compare import DisagreementError
 from mp_conformance.implementations import NotOfferedError, NotReachedError
+from mp_conformance.isolation import Apart, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from mp_conformance.claims.rows import Claim, Run
     from mp_conformance.implementations import Subject
 
-__all__ = ["FAILURES", "Result", "ask", "ask_all"]
+__all__ = ["FAILURES", "Result", "ask", "ask_all", "not_reached", "questions"]
 
 FAILURES = ("broken", "error", "hung", "gap closed")
 """The statuses that make a run fail; the others are kept, gap, not offered and not reached."""
@@ -59,6 +60,7 @@ class Result:
     message: str = ""
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def failed(self) -> bool:
@@ -76,7 +78,8 @@ def ask(claim: Claim, subject: Subject, run: Run, *, limit: float = 60.0) -> Res
         limit: seconds after which the claim counts as hung.
 
     Returns:
-        The result; no exception of the subject leaves this function.
+        The result; no exception of the subject leaves this function, and what it wrote into its operands or into the
+        global state of Python, NumPy and torch changes no other claim.
 
     Source: this project.
 
@@ -88,8 +91,15 @@ def ask(claim: Claim, subject: Subject, run: Run, *, limit: float = 60.0) -> Res
     started = time.perf_counter()
     gap = gaps.find(claim.id, subject)
     run.shrink = run.shrink and gap is None  # what is known needs no smallest example
-    status, message = _bounded(lambda: claim.check(subject, run), limit)
-    if gap and status in ("broken", "error", "hung"):
+
+    def check() -> None:
+        if not subject.offers(claim.operation, claim.options):
+            raise NotOfferedError(f"{subject.name} does not offer {claim.operation} with {dict(claim.options)}")
+        claim.check(Apart(subject), run)
+
+    with undisturbed(run.remarks):
+        status, message = _bounded(check, limit)
+    if gap and status == "broken":  # a subject that raises or hangs is never known
         status, message = "gap", f"known since {gap.since}: {gap.reason} ({gap.link})\n{message}"
     elif gap and status == "kept" and (claim.exhaustive or run.examples >= _ENOUGH):
         status = "gap closed"
@@ -98,7 +108,7 @@ def ask(claim: Claim, subject: Subject, run: Run, *, limit: float = 60.0) -> Res
         claim=claim.id, subject=subject.name, device=subject.device, status=status, drawn=run.drawn,
         compared=run.tally.compared, histogram=dict(run.tally.histogram),
         worst=asdict(run.tally.worst) if run.tally.worst else None, message=message,
-        seconds=time.perf_counter() - started, notes=run.notes,
+        seconds=time.perf_counter() - started, notes=run.notes, remarks=run.remarks,
     )  # fmt: skip
 
 
@@ -118,18 +128,28 @@ def _bounded(check: Callable[[], None], limit: float) -> tuple[str, str]:
             outcome.append(("broken", str(difference)))
         except _TimeLimitError:
             return
-        except BaseException:  # whatever a subject raises is the claim's result, never the run's end
-            outcome.append(("error", traceback.format_exc(limit=-12)))
+        except BaseException as reason:  # whatever a subject raises is the claim's result, never the run's end
+            outcome.append(("error", _told(reason)))
         else:
             outcome.append(("kept", ""))
 
     worker = threading.Thread(target=lambda: _quietly(body), daemon=True, name="claim")
     worker.start()
-    worker.join(limit)
+    try:
+        worker.join(limit)
+    except KeyboardInterrupt:
+        _end(worker)
+        raise
     if worker.is_alive() and not outcome:
         _end(worker)
         return "hung", f"no answer within {limit:g} s; run the claim alone, or raise --limit"
     return outcome[0]
+
+
+def _told(reason: BaseException) -> str:
+    """The error's own words in the first line, where a summary finds them, then the trace."""
+    words = traceback.format_exception_only(reason)[0].strip().splitlines() or [type(reason).__name__]
+    return "\n".join([words[0], "", *traceback.format_exc(limit=-12).splitlines()])
 
 
 def _quietly(body: Callable[[], None]) -> None:
@@ -150,6 +170,38 @@ def _end(worker: threading.Thread) -> None:
             return
 
 
+def questions(claims: Iterable[Claim], subjects: Iterable[Subject]) -> list[tuple[Claim, Subject]]:
+    """Every claim with every subject that it concerns, in order.
+
+    Args:
+        claims: rows.
+        subjects: who could be asked; one that raises when asked what it offers is asked, so that this has a result.
+
+    Returns:
+        The pairs.
+
+    Source: this project.
+
+    >>> from mp_conformance import select, subject_named
+    >>> len(questions(select("format.fp16.*"), [subject_named("reference")]))
+    2
+    """
+    asked = list(subjects)
+    return [(claim, subject) for claim in claims for subject in asked if _concerned(claim, subject)]
+
+
+def _concerned(claim: Claim, subject: Subject) -> bool:
+    try:
+        return claim.concerns(subject)
+    except Exception:  # the same call is made again where its trace becomes the result
+        return True
+
+
+def not_reached(claim: Claim, subject: Subject, why: str) -> Result:
+    """The result of a question that nobody came to ask."""
+    return Result(claim.id, subject.name, subject.device, "not reached", message=why)
+
+
 def ask_all(
     claims: Iterable[Claim],
     subjects: Iterable[Subject],
@@ -157,6 +209,7 @@ def ask_all(
     *,
     limit: float = 60.0,
     total: float | None = None,
+    before: Callable[[Claim, Subject], object] = lambda _claim, _subject: None,
 ) -> Iterator[Result]:
     """Every claim on every subject that it concerns, lazily, until the total time is over.
 
@@ -166,6 +219,7 @@ def ask_all(
         make_run: a fresh budget for each question.
         limit: seconds a claim may take.
         total: seconds the whole run may take; what is left over then is ``not reached``.
+        before: called with each question before it is asked.
 
     Yields:
         One result a question, in order.
@@ -177,14 +231,15 @@ def ask_all(
     ['kept']
     """
     started = time.perf_counter()
-    asked = list(subjects)
-    for claim in claims:
-        for subject in asked:
-            if not claim.concerns(subject):
-                continue
-            left = None if total is None else total - (time.perf_counter() - started)
-            if left is not None and left <= 0:
-                note = f"the total of {total:g} s was used up before this claim's turn; raise --minutes"
-                yield Result(claim.id, subject.name, subject.device, "not reached", message=note)
-                continue
-            yield ask(claim, subject, make_run(), limit=limit if left is None else min(limit, max(left, 1.0)))
+    for claim, subject in questions(claims, subjects):
+        left = float("inf") if total is None else total - (time.perf_counter() - started)
+        if left <= 0:
+            why = f"the total of {total:g} s was used up before this claim's turn; raise --minutes"
+            yield not_reached(claim, subject, why)
+            continue
+        before(claim, subject)
+        result = ask(claim, subject, make_run(), limit=min(limit, max(left, 1.0)))
+        if result.status == "hung" and left < limit:
+            result.status = "not reached"
+            result.message = f"the total of {total:g} s was used up while it was asked; raise --minutes"
+        yield result

@@ -31,6 +31,10 @@ class Run:
         seed: makes every draw repeatable.
         deep: exhaustive claims widen from their default table to all 2**32 float32 inputs.
         shrink: whether a failing input is made small before it is shown.
+        drawn: how many inputs were drawn.
+        tally: what was compared.
+        notes: what the report says about the evidence.
+        remarks: what the summary says, too, although the claim is kept.
 
     >>> Run(examples=50).deep
     False
@@ -43,6 +47,7 @@ class Run:
     drawn: int = 0
     tally: Tally = field(default_factory=Tally)
     notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     def record(self, tally: Tally) -> None:
         """Count compared values in."""

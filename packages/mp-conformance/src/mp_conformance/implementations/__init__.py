@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["OPERATIONS", "NotOfferedError", "NotReachedError", "Subject", "subject_named", "subjects_for"]
+__all__ = [
+    "OPERATIONS",
+    "NotOfferedError",
+    "NotReachedError",
+    "Subject",
+    "absent",
+    "names",
+    "subject_named",
+    "subjects_for",
+]
 
 OPERATIONS: Mapping[str, str] = {
     "facts": "(format) -> dict of the format's numbers: bits, max, min_normal, min_subnormal, epsilon",
@@ -24,6 +33,7 @@ OPERATIONS: Mapping[str, str] = {
     "fma": "(a, b, c, rounding) -> array of the operands' dtype, one rounding",
     "minimum": "(a, b) -> array of the operands' dtype; so is maximum",
     "less": "(a, b) -> array of bool; so are less_equal and equal",
+    "flags": "(operands, of, rounding) -> list of sets of the flags that operation `of` raises, one an element",
     "elementary": "(x, function, layout) -> array of the operand's dtype",
     "norm": "(x,) -> 0-dim array, the Euclidean norm",
     "write_back": "(fraction, seed, count) -> bf16 array: 1 + fraction of an ulp, written back stochastically",
@@ -100,25 +110,38 @@ _OPTIONAL = {
 }
 
 
+def names() -> tuple[str, ...]:
+    """The subjects that the package knows, installed or not.
+
+    Source: this project.
+
+    >>> names()[0]
+    'torch'
+    """
+    return (*_ON_DEVICES, *_EVERYWHERE, *_ON_THE_CPU, *_OPTIONAL)
+
+
 def subject_named(name: str, device: str = "cpu") -> Subject:
     """Build one subject.
 
     Args:
-        name: ``reference``, ``ml_dtypes``, ``torch``, ``engine``, ``emulation`` and the like, or one of the extras
-            ``softfloat`` and ``jax``.
+        name: ``reference``, ``ml_dtypes``, ``torch``, ``engine``, ``emulation`` and the like, one of the extras
+            ``softfloat`` and ``jax``, or ``module:Class`` for one of your own.
         device: for ``torch``, ``engine`` and ``ranks``, where tensors live.
 
     Returns:
         The subject.
 
     Raises:
-        ValueError: no subject has this name, or the extra's package is not installed.
+        ValueError: no subject has this name, the extra's package is not installed, or the class is no subject.
 
     Source: this project.
 
     >>> subject_named("reference").name
     'reference'
     """
+    if ":" in name:
+        return _plugged(name)
     if name in _ON_DEVICES:
         module, attribute = _ON_DEVICES[name]
         placed: Subject = getattr(import_module(module), attribute)(device)
@@ -126,14 +149,55 @@ def subject_named(name: str, device: str = "cpu") -> Subject:
     if name in _EVERYWHERE or name in _ON_THE_CPU:
         module, attribute = {**_EVERYWHERE, **_ON_THE_CPU}[name]
     elif name in _OPTIONAL:
-        package, module, attribute = _OPTIONAL[name]
-        if find_spec(package) is None:
-            raise ValueError(f"subject {name!r} needs the package {package}; pip install {package}")
+        if name in absent():
+            raise ValueError(f"subject {name!r} {absent()[name]}")
+        _, module, attribute = _OPTIONAL[name]
     else:
-        known = ", ".join((*_ON_DEVICES, *_EVERYWHERE, *_ON_THE_CPU, *_OPTIONAL))
-        raise ValueError(f"subject {name!r} is not one of {known}; docs/subjects.md shows how to add one")
+        raise ValueError(
+            f"subject {name!r} is not one of {', '.join(names())}, nor module:Class; docs/subjects.md shows how to "
+            "add one"
+        )
     built: Subject = getattr(import_module(module), attribute)()
     return built
+
+
+def _plugged(name: str) -> Subject:
+    module, _, attribute = name.partition(":")
+    try:
+        built = getattr(import_module(module), attribute)()
+    except Exception as reason:  # the module is the caller's own
+        raise ValueError(
+            f"subject {name!r}: {type(reason).__name__}: {reason}; write module:Class, with a module on PYTHONPATH "
+            "and a class without arguments"
+        ) from reason
+    lacking = [member for member in ("name", "device", "offers", "perform") if not hasattr(built, member)]
+    if lacking:
+        raise ValueError(f"subject {name!r} has no {', '.join(lacking)}; docs/subjects.md shows what a subject needs")
+    plugged: Subject = built
+    return plugged
+
+
+def absent() -> dict[str, str]:
+    """The extras that cannot be asked here.
+
+    Returns:
+        Name to reason: its package is not installed, or raises when it is imported.
+
+    Source: this project.
+
+    >>> set(absent()) <= {"softfloat", "jax"}
+    True
+    """
+    reasons = {}
+    for name, (package, module, _) in _OPTIONAL.items():
+        if find_spec(package) is None:
+            reasons[name] = f"needs the package {package}; pip install {package}"
+            continue
+        try:
+            import_module(module)
+        except Exception as reason:  # a broken installation of an extra is no reason to ask nobody
+            reasons[name] = f"cannot be asked: importing {package} raised {type(reason).__name__}: {reason}"
+    return reasons
 
 
 def subjects_for(device: str) -> list[Subject]:
@@ -155,5 +219,5 @@ def subjects_for(device: str) -> list[Subject]:
     """
     if device != "cpu":
         return [subject_named(name, device) for name in _ON_DEVICES]
-    extras = [name for name, (package, _, _) in _OPTIONAL.items() if find_spec(package) is not None]
+    extras = [name for name in _OPTIONAL if name not in absent()]
     return [subject_named(name) for name in (*_EVERYWHERE, *_ON_DEVICES, *_ON_THE_CPU, *extras)]

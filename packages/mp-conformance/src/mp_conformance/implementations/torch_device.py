@@ -106,7 +106,8 @@ class TorchSubject:
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError, NotImplementedError) as reason:
             raise ValueError(
-                f"device {device!r}: torch {torch.__version__} cannot place a tensor there ({reason}); run with "
+                f"device {device!r}: torch {torch.__version__} cannot place a tensor there "
+                f"({str(reason).splitlines()[0].rstrip('.')}); run with "
                 "--device cpu, or install the build of torch for this device"
             ) from reason
 
