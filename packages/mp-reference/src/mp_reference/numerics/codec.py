@@ -57,7 +57,7 @@ def encode(
         random_width: as ``round_to``.
 
     Returns:
-        ``code_dtype(fmt)``, shape of ``x``; NaN becomes ``nan_code(fmt)``, in fp16 and bf16 with the sign it had.
+        ``code_dtype(fmt)``, shape of ``x``; NaN becomes ``nan_code(fmt)``, in fp16, bf16, fp32 with its sign.
 
     Raises:
         TypeError: as ``round_to``.

@@ -301,9 +301,10 @@ class PatternKernel(Kernel):
         """Round the patterns, NaN aside."""
         largest = np.maximum.reduce(x) if x.size else self.real(0)
         nan = np.flatnonzero(np.isnan(x)) if np.isnan(largest) else None
+        quiet = None if nan is None else np.copysign(self.real(np.nan), x[nan])
         self.round_patterns(x, out, work, random, width)
         if nan is not None:
-            out[nan] = np.nan
+            out[nan] = quiet
         if self.saturate:
             out.clip(-self.max, self.max, out=out)
 
