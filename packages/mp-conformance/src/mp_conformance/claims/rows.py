@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
     from mp_conformance.implementations import Subject
 
 __all__ = ["DEVICES", "Check", "Claim", "Run"]
+
+ROUND = 200
+"""Draws between two looks at the clock."""
+
+PATIENCE = 20.0
+"""Seconds after which a claim draws no further round where it is one of all in a deep run, which takes an hour."""
 
 DEVICES = ("cpu", "cuda", "npu", "xpu", "mps")
 """Every device type that a claim may speak about."""
@@ -54,7 +62,7 @@ class Run:
         self.tally.add(tally)
 
     def draw(self, strategy: SearchStrategy[Any], check: Callable[[Any], Tally | None], share: int = 1) -> None:
-        """Draw ``examples / share`` inputs and check each.
+        """Draw ``examples / share`` inputs and check each, in rounds; a deep run stops after ``PATIENCE`` seconds.
 
         Args:
             strategy: where the inputs come from.
@@ -64,6 +72,20 @@ class Run:
         Raises:
             DisagreementError: for the smallest input found.
         """
+        wanted, patience = max(1, -(-self.examples // share)), PATIENCE / share if self.deep else math.inf
+        begun = time.monotonic()
+        for start in range(0, wanted, ROUND):
+            if start and time.monotonic() - begun > patience:
+                self.notes.append(
+                    f"{start:,} of {wanted:,} draws, then its {patience:g} s of a deep run were over; "
+                    f"--max-examples {self.examples} without --deep draws all"
+                )
+                return
+            self._draw_round(strategy, check, start=start, count=min(ROUND, wanted - start))
+
+    def _draw_round(
+        self, strategy: SearchStrategy[Any], check: Callable[[Any], Tally | None], *, start: int, count: int
+    ) -> None:
         phases = (Phase.explicit, Phase.generate, Phase.shrink) if self.shrink else (Phase.explicit, Phase.generate)
 
         def body(value: Any) -> None:
@@ -73,10 +95,10 @@ class Run:
                 self.record(tally)
 
         quiet = settings(
-            max_examples=max(1, -(-self.examples // share)), database=None, deadline=None, phases=phases,
+            max_examples=count, database=None, deadline=None, phases=phases,
             suppress_health_check=list(HealthCheck), print_blob=False, report_multiple_bugs=False, derandomize=False,
         )  # fmt: skip
-        seed(self.seed)(quiet(given(strategy)(body)))()
+        seed(self.seed + start)(quiet(given(strategy)(body)))()
 
 
 class Check(Protocol):
