@@ -69,6 +69,35 @@ def test_an_unknown_device_is_refused_with_the_devices_and_the_hardware_that_are
         select_precision("A9000")
 
 
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("A100-SXM4-80GB", "A100"),
+        ("RTX 3090", "RTX 30"),
+        ("NVIDIA L4", "RTX 40"),
+        ("Tesla T4", "T4"),
+        ("AMD Instinct MI300X", "MI300"),
+        ("Ascend910B3", "Ascend 910B"),
+    ],
+)
+def test_hardware_may_be_named_as_its_driver_does(name, row):
+    choice = select_precision(name)
+    assert choice.hardware.name == row
+    assert choice == select_precision(row)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:63", "xpu", "mps"])
+def test_a_device_that_is_not_here_is_refused_with_the_way_out(device):
+    kind = device.partition(":")[0]
+    if kind != "cuda" and getattr(torch, kind).is_available():
+        pytest.skip(f"{kind} is here")
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("cuda is here")
+    with pytest.raises(UnsupportedDeviceError, match=rf"^device '{device}' is not here \(.*\); leave it out to take"):
+        select_precision(device)
+
+
 def test_a_device_of_unknown_hardware_is_refused_with_the_known_rows(monkeypatch):
     monkeypatch.setattr(type(device_named("cpu")), "name", "RISC-V")
     with pytest.raises(

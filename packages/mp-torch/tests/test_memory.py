@@ -41,9 +41,9 @@ def test_frozen_parameters_have_weights_alone_and_buffers_are_counted():
     estimate = memory_estimate(model, "bf16-true", "adamw")
     assert estimate.parameters == 16 + 4 + 8
     assert estimate.trained == 12
-    assert estimate.weights == 28 * 2
-    assert estimate.masters == 12 * 4
-    assert estimate.gradients == 12 * 2
+    assert estimate.weights == 20 * 2 + 8 * 4  # batch normalisation keeps fp32
+    assert estimate.masters == 4 * 4
+    assert estimate.gradients == 4 * 2 + 8 * 4
     assert estimate.moments == 12 * 8
     assert estimate.buffers == (4 + 4) * 4 + 8  # mean and variance in fp32, a count in int64
 
@@ -150,13 +150,14 @@ def test_an_optimizer_of_another_kind_is_refused_by_its_name():
 
 
 class Odd(nn.Module):
-    """Tied, frozen, scalar and normalised parameters, and integer buffers."""
+    """Tied, frozen, scalar and normalised parameters, some of which stay in fp32, and integer buffers."""
 
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(11, 8)
         self.body = nn.Linear(8, 8)
         self.norm = nn.LayerNorm(8)
+        self.statistics = nn.BatchNorm1d(8)
         self.frozen = nn.Linear(8, 8).requires_grad_(False)
         self.scale = nn.Parameter(torch.ones(()))
         self.head = nn.Linear(8, 11, bias=False)
@@ -164,7 +165,7 @@ class Odd(nn.Module):
         self.register_buffer("seen", torch.zeros(11, dtype=torch.int64))
 
     def forward(self, x):
-        h = self.norm(self.body(self.embedding(x)) * self.scale)
+        h = self.statistics(self.norm(self.body(self.embedding(x)) * self.scale))
         return self.head(self.frozen(h))
 
 

@@ -162,7 +162,7 @@ def _folds(coefficient: Any, divisor: float) -> bool:
     """Whether divisor and clip coefficient fit into one fp32 number."""
     if coefficient is None or isinstance(coefficient, torch.Tensor):
         return True
-    return not math.isinf(fp32(divisor / coefficient))
+    return coefficient > 0 and not math.isinf(fp32(divisor / coefficient))
 
 
 def _is_one(coefficient: Any) -> bool:

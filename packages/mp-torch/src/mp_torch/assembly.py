@@ -171,12 +171,14 @@ class Assembly:
         for one in originals:
             cast_(one, self.row.parameter)
         sets, parts = [ClipSet(self.config.max_grad_norm)], list[Part]()
+        self._limited: list[tuple[int, int]] = []
         for place, optimizer in enumerate(self.optimizers):
             for at, group in enumerate(optimizer.param_groups):
                 clip_set = 0
                 if "max_grad_norm" in group:
                     sets.append(ClipSet(checked_limit(group["max_grad_norm"])))
                     clip_set = len(sets) - 1
+                    self._limited.append((place, at))
                 wrapped = [self._weight(one, originals.get(one, one.detach())) for one in group["params"]]
                 for weight in wrapped:
                     parts.append(Part(weight, place, at, clip_set, len(parts)))
@@ -209,6 +211,17 @@ class Assembly:
     def named(self) -> dict[str, torch.Tensor]:
         """The trained parameters by name, in the optimizers' order."""
         return {part.weight.name: part.weight.parameter for part in self.parts}
+
+    def follow_limits_(self) -> None:
+        """Clip each group by the ``max_grad_norm`` that it has now.
+
+        Raises:
+            AmpConfigError: it is not a finite number above 0, nor ``None``.
+        """
+        for clip_set, (place, at) in enumerate(self._limited, start=1):
+            limit = self.optimizers[place].param_groups[at].get("max_grad_norm")
+            if limit != self.clip_sets[clip_set].max_norm:
+                self.clip_sets[clip_set] = ClipSet(checked_limit(limit))
 
     def relayout_(self) -> None:
         """Take the model's present parameters, which are the old ones in another layout over the ranks."""
@@ -267,7 +280,8 @@ class Assembly:
         """Follow changes that somebody else made to 16-bit parameters; names of those that lost bits by it."""
         if self.row.parameter == torch.float32:
             return []
-        return [part.weight.name for part in self.parts if part.weight.reconcile_()]
+        free = self.device.reads_are_free
+        return [part.weight.name for part in self.parts if part.weight.reconcile_(look=free)]
 
     def conclude_updaters_(self, found: list[bool], active: list[bool]) -> None:
         """Tell every optimizer that had gradients whether its update happened.

@@ -55,7 +55,8 @@ def select_precision(device: str | torch.device | None = None, workload: Workloa
 
     Args:
         device: a device of torch (``"cuda:1"``), or hardware that need not be here, by the name of its row
-            (``"H100"``); by default the accelerator that torch finds, else the CPU.
+            (``"H100"``) or as its driver calls it (``"NVIDIA L4"``); by default the accelerator that torch finds, else
+            the CPU.
         workload: ``"pretrain"``, ``"finetune"`` or ``"inference"``; without gradients there is nothing for fp32 weights
             to accumulate, so that inference stores 16 bits.
 
@@ -65,7 +66,8 @@ def select_precision(device: str | torch.device | None = None, workload: Workloa
 
     Raises:
         AmpConfigError: an unknown workload.
-        UnsupportedDeviceError: an unknown device, or hardware that is in no row; the known ones are listed.
+        UnsupportedDeviceError: an unknown device, one that is not here, or hardware that is in no row; the known ones
+            are listed.
 
     Source: ``mp_reference.spec.hardware``.
 
@@ -90,9 +92,28 @@ def _device_here(device: str | torch.device | None) -> Device | None:
     if isinstance(device, str) and device != "cpu" and device.lower() in {name.lower() for name in HARDWARE}:
         return None  # hardware by name; "cpu" is the one here, "CPU" the row
     try:
-        return device_named(device)
+        meant = device_named(device)
     except UnsupportedDeviceError as error:
+        if _is_hardware(str(device)):
+            return None
         raise UnsupportedDeviceError(f"{error}; or name hardware: {', '.join(HARDWARE)}") from error
+    try:
+        torch.empty(0, device=meant.device)
+    except (AssertionError, RuntimeError) as error:  # torch raises either
+        raise UnsupportedDeviceError(
+            f"device {str(device)!r} is not here ({str(error).splitlines()[0]}); leave it out to take what there is, "
+            f"or name hardware: {', '.join(HARDWARE)}"
+        ) from error
+    return meant
+
+
+def _is_hardware(name: str) -> bool:
+    """Whether a row knows it, as a driver calls it."""
+    try:
+        hardware_named(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _row_of(device: str | torch.device | None, here: Device | None) -> Hardware:

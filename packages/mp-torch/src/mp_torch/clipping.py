@@ -273,12 +273,12 @@ def host_norm(total: float, norm_type: float) -> float:
     """
     if norm_type == math.inf or not math.isfinite(total):
         return total
-    if norm_type != 2.0:
-        return fp32(total ** (1.0 / norm_type))
-    wide = math.sqrt(total)
+    wide = math.sqrt(total) if norm_type == 2.0 else total ** (1.0 / norm_type)
     root = fp32(wide)
     if math.isinf(root):
         return wide
+    if norm_type != 2.0:
+        return root
     other = wide + (wide - root)
     if other != root and fp32(other) == other and total != wide * wide:  # float64 rounded onto a midpoint of fp32
         return max(root, other) if total > wide * wide else min(root, other)
@@ -293,4 +293,8 @@ def device_norm(totals: torch.Tensor, norm_type: float) -> torch.Tensor:
     """
     if norm_type == math.inf:
         return totals.double()
-    return rounded_norm(totals) if norm_type == 2.0 else totals.pow(1.0 / norm_type).float().double()
+    if norm_type == 2.0:
+        return rounded_norm(totals)
+    wide = totals.pow(1.0 / norm_type)
+    narrow = wide.float()
+    return torch.where(narrow.isfinite(), narrow.double(), wide)

@@ -64,7 +64,7 @@ class AmpConfig:
         loss_scale: the policy; ``None`` is ``LossScale()`` for fp16 and ``LossScale.off()`` for the others.
         max_grad_norm: gradients of a larger norm are scaled down to it; ``None`` is off. A parameter group's own
             ``max_grad_norm`` clips that group by its own norm.
-        norm_type: 2.0, infinity or another p >= 1; ``update="exact"`` takes 2.0 and infinity.
+        norm_type: 2.0, infinity or another p from 1 to 7; ``update="exact"`` takes 2.0 and infinity.
         clip_value: gradients are clamped to ``[-clip_value, clip_value]``, before the norm; ``None`` is off.
         accumulate_steps: micro-steps in one window; ``backward(boundary=...)`` decides by hand.
         skip: with several optimizers, one non-finite gradient skips "all" of them or "each" decides for itself; the
@@ -161,9 +161,10 @@ class AmpConfig:
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0 < value < math.inf):
                 raise AmpConfigError(f"{name}={value!r} must be a finite number above 0; None switches clipping off")
-        if not (_is_number(self.norm_type) and self.norm_type >= 1):
+        if not (_is_number(self.norm_type) and (1 <= self.norm_type <= 7 or self.norm_type == math.inf)):
             raise AmpConfigError(
-                f"norm_type={self.norm_type!r} must be a number from 1.0 up; 2.0 and math.inf are usual"
+                f"norm_type={self.norm_type!r} must be a number from 1.0 to 7.0, whose powers of fp32 gradients "
+                "float64 holds, or math.inf; 2.0 is usual"
             )
         if self.update == "exact" and self.norm_type not in (2.0, math.inf):
             raise AmpConfigError(

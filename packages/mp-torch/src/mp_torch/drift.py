@@ -40,6 +40,7 @@ class Admitted:
         self._trained = [part.weight.trained for part in parts]
         self._parts = [(part.weight.parameter, part.weight.parameter.dtype, part) for part in parts]
         self._hooked = [step_hooks(one) for one in optimizers]
+        self._limited = [["max_grad_norm" in group for group in one.param_groups] for one in optimizers]
         self._found_unused: set[int] = set()
 
     def check(self) -> None:
@@ -58,6 +59,11 @@ class Admitted:
                 )
             for at, group in enumerate(optimizer.param_groups):
                 held += group["params"]
+                if "max_grad_norm" in group and not self._limited[place][at]:
+                    raise AmpStateError(
+                        f"parameter group {at} of {type(optimizer).__name__} {place} got a max_grad_norm after the "
+                        "engine was built, which would never clip; give it one before, None for none, and change it"
+                    )
                 _check_numbers(group, f"parameter group {at} of {type(optimizer).__name__} {place}")
         if len(held) != len(self._trained) or not all(map(operator.is_, held, self._trained)):
             raise AmpStateError(

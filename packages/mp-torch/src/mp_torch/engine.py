@@ -142,7 +142,8 @@ class AmpEngine(ManyRanks, Persistent):
         Args:
             loss: floating, of any shape (its elements are summed), or several losses of one micro-step.
             boundary: ``None`` counts up to ``accumulate_steps``; ``True`` or ``False`` decides by hand.
-            weight: what this micro-step counts in the mean, such as its number of samples.
+            weight: what this micro-step counts in the mean, such as its number of samples. A further loss of it is
+                multiplied by its own weight: give both the same.
             retain_graph: as in torch.
 
         Raises:
@@ -198,6 +199,7 @@ class AmpEngine(ManyRanks, Persistent):
         if not self.phase.complete:
             return self._idle(f"accumulating: the boundary is not reached after micro-step {self.phase.micro_steps}")
         self.assembly.admitted.check()
+        self.assembly.follow_limits_()
         self._notices.foreign_changes()
         divisor = self.divisor
         gradients = stored_gradients(self.assembly, divisor)

@@ -127,12 +127,16 @@ class Weight:
         """Take the parameter's present bits as the engine's own."""
         self._version = _version(self.held)
 
-    def reconcile_(self) -> bool:
+    def reconcile_(self, *, look: bool = True) -> bool:
         """Follow a change that somebody else made to the parameter.
+
+        Args:
+            look: values may be read without waiting.
 
         Returns:
             Whether bits that this weight carries had to be rebuilt.
         """
+        del look
         return False
 
     def accumulate_(self) -> None:
@@ -246,7 +250,7 @@ class CompensatedWeight(BareWeight):
         self.compensation.copy_(rest)
         self.touch()
 
-    def reconcile_(self) -> bool:
+    def reconcile_(self, *, look: bool = True) -> bool:  # noqa: ARG002  # whatever it is, it is added to what is there
         """Compensation belongs to weights that are no more; start afresh."""
         if _version(self.held) == self._version:
             return False
@@ -293,13 +297,13 @@ class MasterWeight(Weight):
         self.held.copy_(value)
         self.touch()
 
-    def reconcile_(self) -> bool:
+    def reconcile_(self, *, look: bool = True) -> bool:
         """Where the parameter is no longer the rounded master, take the parameter as the new master.
 
-        ``parameter.data`` changes values without counting. On a CPU a look at some of them finds most such changes.
+        ``parameter.data`` changes values without counting. A look at some of them finds most such changes.
         """
         present = self.held
-        if _version(present) == self._version and not self._seems_changed():
+        if _version(present) == self._version and not (look and self._seems_changed()):
             return False
         rounded = self.master.detach().to(present.dtype)
         same = (present == rounded) | (present.isnan() & rounded.isnan())
@@ -312,8 +316,6 @@ class MasterWeight(Weight):
     def _seems_changed(self) -> bool:
         """Whether some elements, others at each step, are no longer the rounded master's."""
         present, master = self.held, self.master.detach()
-        if not present.is_cpu:
-            return False
         if present.numel() > _FEW and present.is_contiguous() and master.is_contiguous():
             stride = present.numel() // _FEW
             self._looks += 1
@@ -357,7 +359,7 @@ class RemainderWeight(Weight):
         self.remainder.copy_(low)
         self.touch()
 
-    def reconcile_(self) -> bool:
+    def reconcile_(self, *, look: bool = True) -> bool:  # noqa: ARG002  # whatever it is, it completes what is there
         """The remainder belongs to weights that are no more; start afresh."""
         if _version(self.held) == self._version:
             return False

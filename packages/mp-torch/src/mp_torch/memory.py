@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
 from mp_reference.spec.memory import ROLES, SHARDING, bytes_per_parameter, moment_count
 from mp_torch.errors import AmpConfigError
+from mp_torch.precision import SAFE_MODULES, STATISTICS, matching
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
 __all__ = ["MemoryEstimate", "memory_estimate"]
 
@@ -92,7 +94,8 @@ def memory_estimate(
     """Add up what a training run keeps, by role, on one rank.
 
     Args:
-        model_or_params: a model (also on ``meta``), its parameters, or a number of trained parameters.
+        model_or_params: a model (also on ``meta``), whose modules that keep fp32 by default are counted so; its
+            parameters; or a number of trained parameters.
         precision: a precision name; the ``-true`` ones count their fp32 masters.
         optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``, or one of torch's of these kinds with its own settings.
         momentum: of ``"sgd"`` by name.
@@ -130,28 +133,39 @@ def memory_estimate(
         raise AmpConfigError(f"ranks={ranks!r} must be a whole number from 1 up; 1 is a single process")
     if accumulate == "fp32":
         widths["gradients"] = 4.0
-    trained, frozen, buffers = _shapes(model_or_params)
+    kept = dict(bytes_per_parameter("fp32", moments, "fp32"))
+    held, buffers = _held(model_or_params, widths, kept)
 
-    def held(shapes: list[tuple[int, ...]], role: str) -> int:
-        elements = sum(map(prod, shapes))
-        if role not in SHARDING[sharding]:
-            return elements
-        if sharding == "fsdp":
-            return sum(ceil(shape[0] / ranks) * prod(shape[1:]) if shape else 1 for shape in shapes)
-        return ceil(elements / ranks)
-
-    def bytes_of(shapes: list[tuple[int, ...]], role: str) -> int:
-        return int(held(shapes, role) * widths[role])
+    def bytes_of(role: str) -> int:
+        by_width: dict[float, list[tuple[int, ...]]] = {}
+        for one in held:
+            by_width.setdefault(one.widths.get(role, 0.0), []).append(one.shape)
+        divided = sharding if role in SHARDING[sharding] else "none"
+        return int(sum(width * _elements(shapes, divided, ranks) for width, shapes in by_width.items()))
 
     return MemoryEstimate(
-        weights=bytes_of(trained + frozen, "weights"),
-        masters=bytes_of(trained, "masters"),
-        gradients=bytes_of(trained, "gradients"),
-        moments=bytes_of(trained, "moments"),
+        **{role: bytes_of(role) for role in ROLES},
         buffers=buffers,
-        parameters=sum(map(prod, trained + frozen)),
-        trained=sum(map(prod, trained)),
+        parameters=sum(prod(one.shape) for one in held),
+        trained=sum(prod(one.shape) for one in held if "moments" in one.widths),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """One parameter: its shape, and bytes an element for each role that it has."""
+
+    shape: tuple[int, ...]
+    widths: Mapping[str, float]
+
+
+def _elements(shapes: list[tuple[int, ...]], sharding: str, ranks: int) -> int:
+    """Elements on the fullest rank."""
+    if sharding == "none":
+        return sum(map(prod, shapes))
+    if sharding == "fsdp":
+        return sum(ceil(shape[0] / ranks) * prod(shape[1:]) if shape else 1 for shape in shapes)
+    return ceil(sum(map(prod, shapes)) / ranks)
 
 
 def _moments(optimizer: str | torch.optim.Optimizer, momentum: float, amsgrad: bool) -> int:
@@ -167,19 +181,39 @@ def _moments(optimizer: str | torch.optim.Optimizer, momentum: float, amsgrad: b
         raise AmpConfigError(str(error)) from error
 
 
-def _shapes(
-    model_or_params: nn.Module | Iterable[torch.Tensor] | int,
-) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], int]:
-    """Shapes of trained and of frozen parameters, each tied one once, and bytes of buffers."""
-    if isinstance(model_or_params, int):
+def _held(
+    model_or_params: nn.Module | Iterable[torch.Tensor] | int, widths: Mapping[str, float], kept: Mapping[str, float]
+) -> tuple[list[_Held], int]:
+    """Every parameter, each tied one once, and bytes of buffers.
+
+    Args:
+        model_or_params: as for ``memory_estimate``.
+        widths: bytes an element by role, in the precision.
+        kept: the same where a module keeps fp32 by default, as batch normalisation does.
+    """
+    if isinstance(model_or_params, int) and not isinstance(model_or_params, bool):
         if model_or_params < 0:
             raise AmpConfigError(f"{model_or_params} parameters: the number must be 0 or more")
-        return [(model_or_params,)], [], 0
+        return [_Held((model_or_params,), widths)], 0
+    in_fp32: set[torch.Tensor] = set()
+    buffers = 0
     if isinstance(model_or_params, nn.Module):
-        parameters: list[torch.Tensor] = list(model_or_params.parameters())
+        modules = dict(model_or_params.named_modules())
+        for name in matching(model_or_params, (*STATISTICS, *SAFE_MODULES)):
+            in_fp32 |= set(modules[name].parameters())
+        parameters: list[Any] = list(model_or_params.parameters())
         buffers = sum(one.numel() * one.element_size() for one in model_or_params.buffers())
     else:
-        parameters, buffers = list({id(one): one for one in model_or_params}.values()), 0
-    trained = [tuple(one.shape) for one in parameters if one.requires_grad]
-    frozen = [tuple(one.shape) for one in parameters if not one.requires_grad]
-    return trained, frozen, buffers
+        parameters = list(model_or_params) if isinstance(model_or_params, Iterable) else [model_or_params]
+        parameters = list({id(one): one for one in parameters}.values())
+    for one in parameters:
+        if not isinstance(one, torch.Tensor):
+            raise AmpConfigError(f"{model_or_params!r} must be a model, its parameters, or how many there are")
+
+    def widths_of(one: torch.Tensor) -> Mapping[str, float]:
+        here = kept if one in in_fp32 else widths
+        if one.requires_grad:
+            return here
+        return {"weights": here["weights"] if one.dtype == torch.float32 else float(one.element_size())}
+
+    return [_Held(tuple(one.shape), widths_of(one)) for one in parameters], buffers

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from mp_torch import checkpoint, checkpoint_file, scaler_states
+from mp_torch.errors import AmpStateError
 from mp_torch.guards import guard_
 
 if TYPE_CHECKING:
@@ -116,8 +117,14 @@ class Persistent:
             state: its ``state_dict()``. Its policy (factors, interval) is not taken over: this engine's holds.
 
         Raises:
+            AmpStateError: a window is open.
             AmpConfigError: another kind.
             CheckpointError: a missing or unknown key, or a scale that is not finite and above 0.
         """
+        if self.phase.open:
+            raise AmpStateError(
+                f"import_scaler() within a window, whose {self.phase.micro_steps} micro-steps were scaled by "
+                f"{self.scale.state.scale!r} and would be unscaled by another scale; call it after step()"
+            )
         cast("AmpEngine", self).settle()
         self.scale.resume_(scaler_states.import_state(kind, self.scale.policy, state))

@@ -305,9 +305,10 @@ class Depth:
 
 
 def uncompiled(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let ``torch.compile`` call a function as it is instead of tracing into it.
+    """Let ``torch.compile`` call a function as it is instead of tracing into it, and leave any inference mode for it.
 
-    As ``torch.compiler.disable``, which imports the whole compiler; here that waits for the first call.
+    As ``torch.compiler.disable``, which imports the whole compiler; here that waits for the first call. What is made
+    under ``torch.inference_mode()`` could never be updated outside it.
 
     Args:
         method: what runs fused kernels, which the compiler can neither trace nor speed up.
@@ -318,9 +319,16 @@ def uncompiled(method: Callable[_P, _T]) -> Callable[_P, _T]:
     kept: list[Callable[_P, _T]] = []
 
     @functools.wraps(method)
+    def outside(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if not torch.is_inference_mode_enabled():
+            return method(*args, **kwargs)
+        with torch.inference_mode(False):
+            return method(*args, **kwargs)
+
+    @functools.wraps(method)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         if not kept:
-            kept.append(torch.compiler.disable(method))  # type: ignore[no-untyped-call]  # torch's own
+            kept.append(torch.compiler.disable(outside))  # type: ignore[no-untyped-call]  # torch's own
         return kept[0](*args, **kwargs)
 
     return call

@@ -196,8 +196,9 @@ def _check_groups(optimizer: torch.optim.Optimizer, saved: Any, here: list[list[
         check_keys(values, group, f"a parameter group of {kind}")
         if values["params"] != members:
             raise CheckpointError(f"{kind} was saved with the parameters {values['params']}, it runs with {members}")
+        signed = type(optimizer) not in _SLOTS
         for key, one in group.items():
-            if not _fits_setting(key, values[key], one):
+            if not _fits_setting(key, values[key], one, signed=signed):
                 raise CheckpointError(
                     f"{key}={values[key]!r} was saved for a parameter group of {kind}, where {one!r} is"
                 )
@@ -206,23 +207,31 @@ def _check_groups(optimizer: torch.optim.Optimizer, saved: Any, here: list[list[
 _SWITCHES = ("foreach", "fused")
 
 
-def _fits_setting(key: str, given: Any, here: Any) -> bool:
+def _fits_setting(key: str, given: Any, here: Any, *, signed: bool) -> bool:
+    """Whether a saved setting is of the kind of the one that runs.
+
+    Args:
+        key: its name.
+        given: the saved one.
+        here: the one that runs.
+        signed: numbers may be negative; no setting of SGD and Adam may.
+    """
     if key in _SWITCHES:
         return given is None or isinstance(given, bool)
     if isinstance(here, bool | str):
         return type(given) is type(here)
     if isinstance(here, int | float):
-        return _is_number(given)
-    if isinstance(here, tuple):
-        return isinstance(given, list | tuple) and len(given) == len(here) and all(map(_is_number, given))
+        return _is_number(given, signed=signed)
+    if isinstance(here, list | tuple):
+        pairs = zip(given, here, strict=False) if isinstance(given, list | tuple) and len(given) == len(here) else None
+        return pairs is not None and all(_fits_setting("", one, other, signed=signed) for one, other in pairs)
     return True
 
 
-def _is_number(value: Any) -> bool:
-    """Of an optimizer's settings: none is negative."""
+def _is_number(value: Any, *, signed: bool = False) -> bool:
     if isinstance(value, bool) or not (isinstance(value, int | float) or _is_scalar(value)):
         return False
-    return 0 <= float(value) < math.inf
+    return (-math.inf if signed else 0) < float(value) < math.inf or float(value) == 0
 
 
 def _is_scalar(value: Any) -> bool:

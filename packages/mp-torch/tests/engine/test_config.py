@@ -66,7 +66,9 @@ def test_a_config_is_frozen_and_keyword_only():
         ({"accumulate_steps": 1.5}, "accumulate_steps=1.5 must be a whole number from 1 up"),
         ({"seed": -1}, "seed=-1 must be a whole number in [0, 2**64)"),
         ({"clip_value": 0.0}, "clip_value=0.0 must be a finite number above 0; None switches clipping off"),
-        ({"norm_type": 0.5}, "norm_type=0.5 must be a number from 1.0 up; 2.0 and math.inf are usual"),
+        ({"norm_type": 0.5}, "norm_type=0.5 must be a number from 1.0 to 7.0, whose powers of fp32 gradients "),
+        ({"norm_type": 300.0}, "norm_type=300.0 must be a number from 1.0 to 7.0, whose powers of fp32 gradients"),
+        ({"norm_type": "inf"}, "norm_type='inf' must be a number from 1.0 to 7.0, whose powers of fp32 gradients"),
         ({"norm_type": 3.0, "update": "exact"}, "norm_type=3.0 has no correctly rounded form; with update='exact' use"),
         ({"loss_scale": 1024.0}, "loss_scale=1024.0 must be a LossScale; write LossScale.static(1024.0) for a fixed"),
         (

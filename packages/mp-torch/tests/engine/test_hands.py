@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import pickle
 import threading
 import weakref
@@ -140,6 +141,23 @@ def test_a_scheduler_that_raises_leaves_the_update_applied_once_and_the_window_c
     assert not engine.phase.open
     assert not engine.gradients()
     assert engine.update_index == other.last_epoch == 3
+
+
+# ---- inference mode ----
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_step_under_inference_mode_is_the_same_step_and_training_goes_on_outside(precision):
+    models = []
+    for mode in (torch.inference_mode, torch.enable_grad):
+        model, engine = build(precision)
+        for at in range(3):
+            torch.manual_seed(at)
+            backward(model, engine)
+            with mode():
+                assert engine.step().applied
+        models.append(values(model))
+    assert same(*models)
 
 
 # ---- arguments ----
@@ -352,3 +370,72 @@ def test_a_warning_points_at_the_users_own_line(case):
     with pytest.warns(UserWarning, match=r"inside|changed from outside") as caught:
         provoke()
     assert {one.filename for one in caught} == {__file__}
+
+
+# ---- limits and scales that change ----
+
+
+@pytest.mark.parametrize("update", ["fused", "exact"])
+def test_a_groups_own_limit_may_be_changed_between_steps(update):
+    model = nn.ParameterDict({"w": torch.zeros(1)})
+    optimizer = torch.optim.SGD([{"params": list(model.parameters()), "max_grad_norm": 1.0}], lr=1.0)
+    engine = AmpEngine(model, optimizer, "fp32", update=update)
+    moved = []
+    for limit in (1.0, 0.25, None):
+        optimizer.param_groups[0]["max_grad_norm"] = limit
+        before = model["w"].item()
+        engine.backward((model["w"] * 8.0).sum())
+        engine.step()
+        moved.append(round(before - model["w"].item(), 4))
+    assert moved == [1.0, 0.25, 8.0]
+    optimizer.param_groups[0]["max_grad_norm"] = -1.0
+    engine.backward((model["w"] * 8.0).sum())
+    with pytest.raises(
+        AmpConfigError, match=r"max_grad_norm=-1\.0 of a parameter group must be a finite number above 0"
+    ):
+        engine.step()
+
+
+def test_a_limit_that_a_group_gets_after_the_engine_was_built_is_refused_instead_of_ignored():
+    model, engine = build()
+    engine.optimizers[0].param_groups[0]["max_grad_norm"] = 0.1
+    backward(model, engine)
+    with pytest.raises(AmpStateError, match=r"parameter group 0 of AdamW 0 got a max_grad_norm after the engine was"):
+        engine.step()
+
+
+def test_a_scalers_state_that_comes_within_a_window_is_refused_and_the_window_stays_what_it_is():
+    model, engine = build("fp16-mixed")
+    backward(model, engine)
+    state = {"scale": 2.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0}
+    with pytest.raises(
+        AmpStateError, match=r"import_scaler\(\) within a window, whose 1 micro-steps were scaled by 16"
+    ):
+        engine.import_scaler("torch.amp", state)
+    report = engine.step()
+    assert (report.applied, report.loss_scale) == (True, 16.0)
+
+
+@pytest.mark.parametrize(
+    ("update", "norm_type", "max_norm", "gradient"),
+    [
+        ("fused", 1.0, 1.0, 1e38),
+        ("fused", 7.0, 1.0, 3e38),
+        ("fused", 7.0, 1.0, 1e-30),
+        ("fused", 2.0, 1e-10, 1e38),
+        ("exact", 2.0, 1e-10, 1e38),
+        ("fused", math.inf, 1e-30, 3e38),
+        ("exact", math.inf, 1e-30, 3e38),
+    ],
+)
+def test_no_norm_and_no_limit_of_finite_gradients_skips_or_breaks_a_step(update, norm_type, max_norm, gradient):
+    model = nn.ParameterDict({"w": torch.zeros(4)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    engine = AmpEngine(model, optimizer, "fp32", norm_type=norm_type, max_grad_norm=max_norm, update=update)
+    engine.backward((model["w"] * gradient).sum())
+    report = engine.step()
+    assert report.applied
+    expected = gradient * 4.0 ** (1.0 / norm_type)
+    assert report.grad_norm == pytest.approx(expected, rel=1e-6)
+    assert model["w"].isfinite().all()
+    assert model["w"].abs().max().item() <= min(max_norm, gradient) * 1.0001

@@ -137,3 +137,33 @@ def test_resuming_from_a_file_at_any_micro_step_never_shows(precision, tmp_path)
         second.load(tmp_path / "run.safetensors")
 
     assert_resumes(precision, "adamw", by_file)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
+@pytest.mark.parametrize(
+    "name",
+    ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop"],
+)
+def test_every_optimizer_of_torch_resumes_from_a_file_bit_for_bit(name, precision, tmp_path):
+    def fresh():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3, bias=False)  # Muon takes matrices alone
+        return AmpEngine(model, getattr(torch.optim, name)(model.parameters()), precision)
+
+    def train(engine, steps):
+        for at in steps:
+            torch.manual_seed(at)
+            with engine.autocast():
+                loss = engine.model(torch.randn(5, 4)).float().square().mean()
+            engine.backward(loss * (float("nan") if at == 1 else 1.0))
+            engine.step()
+
+    whole, first, second = fresh(), fresh(), fresh()
+    train(whole, range(5))
+    train(first, range(3))
+    first.save(tmp_path / "run")
+    second.load(tmp_path / "run")
+    train(second, range(3, 5))
+    assert second.update_index == whole.update_index == 4
+    assert torch.equal(second.model.weight, whole.model.weight)
+    assert torch.equal(second.masters()["weight"], whole.masters()["weight"])
