@@ -69,6 +69,12 @@ def test_an_unknown_row_is_refused_with_those_that_exist():
         cast_rule("jax", "bf16")
 
 
+@pytest.mark.parametrize("x", [1j, None, np.longdouble(1)], ids=repr)
+def test_what_no_producer_casts_exactly_is_refused(x):
+    with pytest.raises(TypeError, match="round_to takes float32, float64, integers, float16, ml_dtypes or Fraction"):
+        cast_as(x, mp.FP16, "numpy")
+
+
 def test_every_row_names_a_producer_a_format_and_a_source_once():
     assert len({(row.producer, row.target) for row in CASTS}) == len(CASTS)
     for row in CASTS:

@@ -75,6 +75,21 @@ def test_encoding_fp16_gives_numpys_codes_on_every_edge(edges):
     assert differing_bits(encode(x, mp.FP16).view(np.float16), theirs) == 0
 
 
+@pytest.mark.parametrize("bias", [131, 132, 133, 140, 146])
+def test_formats_far_into_float32s_subnormals_encode_as_they_round(bias):
+    for widths, specials in (((4, 0), "fn"), ((2, 1), "ieee"), ((3, 3), "fnuz"), ((5, 0), "finite"), ((1, 2), "fn")):
+        try:
+            fmt = FloatFormat("low", exponent_bits=widths[0], mantissa_bits=widths[1], bias=bias, specials=specials)
+        except ValueError:
+            continue  # this one lies below float32
+        numbers = decode(np.arange(1 << fmt.bits).astype(code_dtype(fmt)), fmt)
+        numbers = numbers[np.isfinite(numbers)]
+        near = np.concatenate([numbers, np.nextafter(numbers, np.float32(np.inf)), numbers * np.float32(1.25)])
+        for rounding in ROUNDINGS[:-1]:
+            back = decode(encode(near, fmt, rounding, "saturate"), fmt)
+            assert differing_bits(back, round_to(near, fmt, rounding, "saturate")) == 0, (fmt, bias, rounding)
+
+
 def test_stochastic_codes_are_those_of_round_to():
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     random = np.random.default_rng(1).integers(0, 256, 1000, dtype=np.uint8)

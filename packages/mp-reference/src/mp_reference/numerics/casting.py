@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mp_reference.numerics.arguments import carried
 from mp_reference.numerics.codec import cast
 from mp_reference.spec.casts import cast_rule
 from mp_reference.spec.formats import FP32
@@ -22,7 +23,7 @@ def cast_as(x: ArrayLike, fmt: FloatFormat, producer: str) -> NDArray[Any]:
     """Cast as a producer does, its double roundings, saturation and treatment of NaN included.
 
     Args:
-        x: float16, bf16, float32, float64 or integers, any shape.
+        x: whatever ``round_to`` takes, any shape.
         fmt: the target format.
         producer: one of ``spec.casts.PRODUCERS``.
 
@@ -30,6 +31,7 @@ def cast_as(x: ArrayLike, fmt: FloatFormat, producer: str) -> NDArray[Any]:
         Array of ``fmt.dtype``. Every NaN is this project's: compare NaN as a class.
 
     Raises:
+        TypeError: as ``round_to``.
         ValueError: no row for this producer and format.
 
     Source: the row's own ``source`` field.
@@ -42,6 +44,8 @@ def cast_as(x: ArrayLike, fmt: FloatFormat, producer: str) -> NDArray[Any]:
     """
     rule = cast_rule(producer, fmt.name)
     values = np.asarray(x)
+    if values.dtype.kind not in "iu":
+        values = carried(values)
     if rule.wide == "through-fp32" and (values.dtype.kind in "iu" or values.dtype == np.float64):
         values = cast(values, FP32)
     if values.dtype.kind in "iu":

@@ -68,6 +68,9 @@ def nan_code(fmt: FloatFormat) -> int:
     return (1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1
 
 
+_LEAST_UNIT = 2.0**-131  # below it float32's upper half has no room for a midpoint and one bit more
+
+
 @lru_cache(maxsize=256)
 def encoder_for(fmt: FloatFormat, rounding: str, overflow: str = "ieee", flush: Any = "") -> Encoder | None:
     """The function that rounds and encodes a float32 chunk in one go, where there is a fast one.
@@ -93,7 +96,7 @@ def encoder_for(fmt: FloatFormat, rounding: str, overflow: str = "ieee", flush: 
         return _HalfEncoder(rounding, overflow, flush)
     if fmt == BF16:
         return _UpperHalfEncoder(rounding, overflow, flush)
-    if fmt.bits <= 8 and fmt.mantissa_bits <= 5:
+    if fmt.bits <= 8 and fmt.mantissa_bits <= 5 and fmt.min_subnormal >= _LEAST_UNIT:
         return _TableEncoder(fmt, rounding, overflow, flush)
     return None
 
