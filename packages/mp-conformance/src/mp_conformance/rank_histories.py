@@ -94,17 +94,17 @@ def _plans(draw: st.DrawFn, precisions: tuple[str, ...]) -> Plan:
     )  # fmt: skip
 
 
-def drawn_histories(run: Run, layout: Layout, precisions: tuple[str, ...], micro_steps: int = 4) -> list[History]:
+def drawn_histories(run: Run, layout: Layout, precisions: tuple[str, ...]) -> list[History]:
     """As many windows as the run's budget says, made into histories for one layout.
 
     Args:
         run: the budget; counts the draws.
         layout: on whose ranks the overflows fall, each in turn.
         precisions: which precisions to draw from.
-        micro_steps: in each window, on all ranks together.
 
     Returns:
-        Histories whose every sum is exact, in any order.
+        Histories whose every sum is exact, in any order. A window has four micro-steps, or two where every rank
+        computes all of them.
 
     Source: this project.
     """
@@ -112,7 +112,7 @@ def drawn_histories(run: Run, layout: Layout, precisions: tuple[str, ...], micro
     run.draw(_WINDOWS, windows.append)
     plans: list[Plan] = []
     run.draw(_plans(precisions), plans.append, share=LENGTH)
-    turn = _turns(layout)
+    turn, micro_steps = _turns(layout), 2 if layout.shares == 1 else 4
     return [
         History(
             windows=exact_windows(plan, windows[place * LENGTH : (place + 1) * LENGTH], layout, turn, micro_steps),
@@ -193,10 +193,12 @@ def rounded_windows(run: Run, micro_steps: int, wire: Wire = "fp32") -> History:
 
     def window(seed: int) -> tuple[tuple[Array, ...], ...]:
         random = np.random.Generator(np.random.PCG64(seed))
-        spread = int(random.integers(1, 12))
+        middle, spread = int(random.integers(-18, 1)), int(random.integers(1, 12))  # fp16 overflows from 2**16 on
 
         def numbers(shape: tuple[int, ...]) -> Array:
-            return np.ldexp(random.uniform(-1, 1, shape), random.integers(-spread, spread, shape)).astype(np.float32)
+            return np.ldexp(random.uniform(-1, 1, shape), middle + random.integers(-spread, spread, shape)).astype(
+                np.float32
+            )
 
         return tuple(tuple(numbers(shape) for shape in shapes) for _ in range(micro_steps))
 

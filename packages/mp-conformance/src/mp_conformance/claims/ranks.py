@@ -221,7 +221,7 @@ CLAIMS: tuple[Claim, ...] = (
         _claim(
             "",
             name,
-            f"{_WORDS[name]} take the reference's decisions, scales, norms and parameters, bit for bit, whichever "
+            f"decisions, scales, norms and parameters of {_WORDS[name]} are the reference's, bit for bit, whichever "
             "rank an overflow falls on, and every rank reports the same",
             _STEP,
             _same_training(layout, PRECISIONS),
@@ -256,7 +256,7 @@ CLAIMS: tuple[Claim, ...] = (
         _claim(
             "stochastic",
             name,
-            f"in bf16-sr {_WORDS[name]} draw the reference's random bits in every step",
+            f"in bf16-sr the random bits of {_WORDS[name]} are the reference's in every step",
             "mp_reference.amp.stochastic, after Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011)",
             _same_training(LAYOUTS[name], ("bf16-sr",)),
         )

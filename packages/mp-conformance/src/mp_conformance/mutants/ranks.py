@@ -15,7 +15,7 @@ from mp_reference.amp.clipping import gradient_norm
 from mp_reference.amp.step import StepState, divisor_of, initial_state, step
 from mp_reference.amp.stochastic import random_bits16
 from mp_reference.numerics.rounding import round_to
-from mp_reference.spec.formats import BF16
+from mp_reference.spec.formats import BF16, FP16
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -223,13 +223,13 @@ def _in_bf16(shares: list[Array], rank: int) -> Array:
     return total / np.float32(len(shares))
 
 
-def _sent_in_bf16(shares: list[Array], rank: int) -> Array:
-    return _in_bf16([round_to(one, BF16) for one in shares], rank)
+def _sent_as(sent: Callable[[Array], Array]) -> _Ranks:
+    return _pooled_by(lambda shares, rank: sent(_mean([sent(one) for one in shares], rank)))
 
 
-def _cut_to_bf16(shares: list[Array], rank: int) -> Array:
-    sent = [round_to(one, BF16, rounding="toward-zero") for one in shares]
-    return round_to(_mean(sent, rank), BF16, rounding="toward-zero")
+def _flushed(x: Array) -> Array:
+    """fp16 without the numbers below its normal ones."""
+    return round_to(x, FP16, subnormals=False)
 
 
 _TWICE = _pooled_by(lambda shares, rank: _mean(shares, rank) / np.float32(len(shares)))
@@ -269,8 +269,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _row("rounded-dropped", "the last rank is left out of the sum", _DROPPED, "rounded-sums.fsdp2-4"),
     _row("rounded-low", "ranks are added up in bf16", _pooled_by(_in_bf16), "rounded-sums.fsdp2-2"),
     _row("rounded-orders", "every rank adds in an order of its own", _pooled_by(_rotated), "rounded-sums.fsdp2-4"),
-    _row("wire-cut", "what travels in bf16 is cut, not rounded", _pooled_by(_cut_to_bf16), "wire.bf16.ddp-2"),
-    _row("wire-adds", "what travels in bf16 is added in bf16", _pooled_by(_sent_in_bf16), "wire.bf16.fsdp2-4"),
+    _row("wire-coarse", "gradients travel in bf16 where fp16 was asked for", _sent_as(lambda x: round_to(x, BF16)),
+         "wire.fp16.fsdp2-2"),
+    _row("wire-flush", "numbers below fp16's normal ones are lost on the way", _sent_as(_flushed), "wire.fp16.ddp-2"),
     _row("local-bits", "random bits go by an element's place in its shard", _Ranks(bits=_local_bits),
          "stochastic.fsdp2-4"),
     _row("tensor-bits", "random bits go by an element's place in a tensor parallel part", _Ranks(bits=_local_bits),
