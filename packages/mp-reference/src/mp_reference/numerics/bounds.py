@@ -175,7 +175,7 @@ def _on_unit(row: TensorCore, problem: Problem, size: Sizes) -> Sizes:
     read = prepared(row, problem)
     unit = row.row_for(*read.formats) if read.scales is None else unit_and_scales(row, read)[0]
     lost = np.zeros_like(size)
-    if read.a is not problem.a or read.b is not problem.b:
+    if read.left is not problem.left or read.right is not problem.right:
         a, b, cut_a, cut_b = (np.abs(x.astype(np.float64)) for x in (problem.a, problem.b, read.a, read.b))
         lost = np.matmul(a - cut_a, b) + np.matmul(cut_a, b - cut_b)
     blocks = -(-problem.length // unit.block) + 1

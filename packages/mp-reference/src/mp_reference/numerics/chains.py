@@ -183,7 +183,7 @@ def _sequential(row: Sequential, factors: Factors, start: Tile | None) -> Tile:
     total = _first(start, factors.shape, carrier)
     if total.size < _FEW_OUTPUTS and fmt in (FP16, BF16, FP32) and row.rounding == "nearest-even":
         return _accumulated(fmt, factors, total)
-    safe = factors.stay_within(fmt, start) and not np.signbit(total).any()
+    safe = factors.stay_within(fmt, start) and not (np.signbit(total) & (total == 0)).any()
     round_ = _Rounder(fmt, row.rounding, carrier, total.size, bounded=safe)
     odd = carrier is np.float64 and row.rounding != "nearest-even"
     product = np.empty_like(total)

@@ -222,7 +222,7 @@ def decoder_for(fmt: FloatFormat) -> Decoder | None:
         fmt: the format.
 
     Returns:
-        A callable ``(codes, out)`` on one-dimensional contiguous chunks, codes of ``code_dtype(fmt)``, or None.
+        A callable ``(codes, out)`` on chunks of one shape, ``out`` contiguous, codes of ``code_dtype(fmt)``; or None.
 
     Source: this module.
 
@@ -245,7 +245,8 @@ def _read_half(codes: NDArray[Any], out: NDArray[np.float32]) -> None:
     np.left_shift(pattern, np.int32(13), out=pattern)
     np.bitwise_and(out.view(np.uint32), np.uint32(0x8FFFE000), out=out.view(np.uint32))
     np.multiply(out, np.float32(2.0**112), out=out)
-    if codes.size and (np.maximum.reduce(codes.view(np.int16)) >= 0x7C00 or np.maximum.reduce(codes) >= 0xFC00):
+    signed = codes.view(np.int16)
+    if codes.size and (np.maximum.reduce(signed, axis=None) >= 0x7C00 or np.maximum.reduce(codes, axis=None) >= 0xFC00):
         special = np.abs(out) >= 65536
         out.view(np.uint32)[special] |= np.uint32(0x7F800000)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,13 +9,23 @@ import numpy as np
 from mp_reference.numerics.bits import codes_of
 from mp_reference.numerics.chains import Factors, run_chain
 from mp_reference.numerics.codec import cast
-from mp_reference.numerics.products import Problem, own_format, parts_of, prepared, result_format
+from mp_reference.numerics.crew import share
+from mp_reference.numerics.fast_product import fast_product, stored
+from mp_reference.numerics.products import Problem, cut, format_on, own_format, parts_of, result_format, widened
 from mp_reference.numerics.rounding import round_to
 from mp_reference.numerics.scaled import scaled_product, unpacked
 from mp_reference.numerics.superaccumulator import exact_products
 from mp_reference.numerics.tensor_core import run_unit
-from mp_reference.spec.accumulators import Accumulator, Blocked, Exact, Fast, SplitK, accumulator_named
-from mp_reference.spec.formats import BF16, FP16, FP32, FloatFormat
+from mp_reference.spec.accumulators import (
+    Accumulator,
+    Blocked,
+    Exact,
+    Fast,
+    Sequential,
+    SplitK,
+    accumulator_named,
+)
+from mp_reference.spec.formats import FP32, FloatFormat
 from mp_reference.spec.tensor_cores import TensorCore
 
 if TYPE_CHECKING:
@@ -30,7 +39,8 @@ __all__ = ["accumulate", "matmul"]
 
 _TILE = 65536  # outputs a tile: the buffers of a step stay in the second-level cache
 _COLUMNS = 512
-_PANEL = 512  # rows of the fast product that are rounded together: enough for BLAS, and still cached
+_DEPTH = 2048  # a multiple of every unit's instruction: where sums are chained, K comes in multiples of it
+_WIDENED = 2**20  # numbers of the factors that are then in float32 at a time, if K can be cut so short
 
 
 def matmul(
@@ -83,21 +93,14 @@ def matmul(
         raise ValueError(f"c cannot join a sum that tensor scales multiply by {factor}; add it to the result")
     problem = Problem(np.asarray(a), np.asarray(b), None if c is None else np.asarray(c), scales)
     out = result_format(row, problem, out_format)
-    if isinstance(row, Fast) and out != FP32 and problem.scales is None:
-        return problem.shaped(_tiled(problem, lambda a, b, c: _stored(_fast(a, b, c), out), threads, out.dtype, _PANEL))
+    if isinstance(row, Fast) and problem.scales is None:
+        return problem.shaped(fast_product(problem, out, threads))
     total = accumulate(row, problem, threads)
-    total = _stored(total if factor == 1 else total * np.float64(factor), out)  # 24 bits by 24 are exact
+    total = total if factor == 1 else total * np.float64(factor)  # 24 bits by 24 are exact
+    total = stored(total, out) if total.dtype == np.float32 else cast(total, out)
     if isinstance(row, TensorCore) and out == row.result_format and row.rows[0].family != "mfma":
         _set_unit_nan(total)
     return problem.shaped(total)
-
-
-def _stored(total: NDArray[Any], out: FloatFormat) -> NDArray[Any]:
-    """Round once into a format's dtype; from float32 NumPy and ml_dtypes round as exactly, and sooner."""
-    if total.dtype == np.float32 and out in (FP32, FP16, BF16):
-        with np.errstate(all="ignore"):
-            return total.astype(out.dtype, copy=False)
-    return cast(total, out)
 
 
 def _set_unit_nan(total: NDArray[Any]) -> None:
@@ -131,22 +134,17 @@ def accumulate(row: Accumulator, problem: Problem, threads: int = 1) -> NDArray[
     if problem.scales is not None and not isinstance(row, TensorCore):
         raise ValueError(f"{row.name} takes no scales; use tensor_core('blackwell'), or multiply them in first")
     if isinstance(row, Fast):
-        return _fast(problem.a, problem.b, problem.c)
+        return fast_product(problem, FP32, threads)
     if isinstance(row, Exact):
         return _tiled(problem, exact_products, threads, np.float64)
     _require_addend(row, problem)
     if isinstance(row, Blocked | SplitK):
         return _combined(row, problem, threads)
     if isinstance(row, TensorCore):
-        return _on_unit(row, prepared(row, problem), threads)
+        return _on_unit(row, problem, threads)
     bits = _significant_bits(problem)
-    return _tiled(problem, lambda a, b, c: _chain_tile(row, bits, a, b, c), threads, np.float32)
-
-
-def _fast(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None) -> NDArray[Any]:
-    with np.errstate(all="ignore"):
-        total = np.matmul(a, b)
-        return np.asarray(total if c is None else np.add(total, c))
+    chained = isinstance(row, Sequential)
+    return _tiled(problem, lambda a, b, c: _chain_tile(row, bits, a, b, c), threads, np.float32, chained=chained)
 
 
 def _require_addend(row: Accumulator, problem: Problem) -> None:
@@ -193,10 +191,15 @@ def _in_halves(parts: list[Any], add: Callable[[Any, Any], Any]) -> list[Any]:
 
 def _on_unit(row: TensorCore, problem: Problem, threads: int) -> NDArray[Any]:
     """A matrix unit on the formats at hand."""
+    formats = (format_on(row, problem.formats[0]), format_on(row, problem.formats[1]))
     if problem.scales is not None:
         return scaled_product(row, problem)
-    unit = row.row_for(*problem.formats)
-    return _tiled(problem, lambda a, b, c: run_unit(unit, problem.formats, a, b, c), threads, np.float32)
+    unit = row.row_for(*formats)
+
+    def run(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None) -> NDArray[Any]:
+        return run_unit(unit, formats, cut(a, formats[0]), cut(b, formats[1]), c)
+
+    return _tiled(problem, run, threads, np.float32, chained=True)
 
 
 def _chain_tile(row: Accumulator, bits: int, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None) -> NDArray[Any]:
@@ -208,40 +211,39 @@ def _chain_tile(row: Accumulator, bits: int, a: NDArray[Any], b: NDArray[Any], c
 def _significant_bits(problem: Problem) -> int:
     """Significant bits of the factors; of float32 arrays 12 if they hold no more, as tf32 and custom formats do."""
     bits = [fmt.mantissa_bits + 1 for fmt in problem.formats if fmt != FP32]
-    for fmt, x in zip(problem.formats, (problem.a, problem.b), strict=True):
+    for fmt, x in zip(problem.formats, (problem.left, problem.right), strict=True):
         if fmt == FP32:
-            bits.append(24 if (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFF)).any() else 12)
+            used = np.bitwise_or.reduce(x.view(np.uint32), axis=None) if x.size else 0
+            bits.append(24 if used & 0xFFF else 12)
     return max(bits)
 
 
 def _tiled(
-    problem: Problem, kernel: Callable[..., NDArray[Any]], threads: int, dtype: Any, panel: int = 0
+    problem: Problem, kernel: Callable[..., NDArray[Any]], threads: int, dtype: Any, *, chained: bool = False
 ) -> NDArray[Any]:
     """Call ``kernel(a, b, c)`` on tiles (batch, m, k), (batch, k, n), (batch, m, n) of a flattened batch.
 
-    Tiles are as large as a step's buffers should be, or ``panel`` whole rows.
+    Tiles are as large as a step's buffers should be. Where sums are chained, K comes in parts, each starting at the sum
+    of those before, so that few factors need be widened at once.
     """
-    *lead, m, n = problem.shape
     out = np.empty(problem.shape, dtype)
     if out.size == 0:
         return out
-    batch = int(np.prod(lead))
-    a = np.broadcast_to(problem.a, (*lead, m, problem.length)).reshape(batch, m, problem.length)
-    b = np.broadcast_to(problem.b, (*lead, problem.length, n)).reshape(batch, problem.length, n)
-    c = None if problem.c is None else problem.c.reshape(batch, m, n)
-    flat = out.reshape(batch, m, n)
+    a, b, c = problem.matrices()
+    flat = out.reshape(len(a), *problem.shape[-2:])
 
-    def work(tile: tuple[slice, slice, slice]) -> None:
-        g, i, j = tile
-        flat[g, i, j] = kernel(a[g, i], b[g, :, j], None if c is None else c[g, i, j])
+    def work(tiles: Iterator[tuple[slice, slice, slice]]) -> None:
+        for g, i, j in tiles:
+            total, here = None if c is None else c[g, i, j], flat[g, i, j].shape
+            lines = here[0] * (here[1] + here[2])
+            depth = max(_WIDENED // lines // _DEPTH, 1) * _DEPTH if chained else max(problem.length, 1)
+            for first in range(0, max(problem.length, 1), depth):
+                k = slice(first, first + depth)
+                total = kernel(widened(a[g, i, k]), widened(b[g, k, j]), total)
+            flat[g, i, j] = total
 
-    tiles = _tiles(batch, m, n, panel * n, n) if panel else _tiles(batch, m, n, _TILE * min(threads, 2), _COLUMNS)
-    if threads == 1:
-        for tile in tiles:
-            work(tile)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, tiles))
+    tiles = list(_tiles(len(flat), flat.shape[1], flat.shape[2], _TILE * min(threads, 2), _COLUMNS))
+    share(tiles, work, threads)
     return out
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mp_reference.numerics.bits import codes_of, format_of, native
-from mp_reference.numerics.codec import decode
+from mp_reference.numerics.codec import decode, decoder_for
+from mp_reference.numerics.workspace import CHUNK
 from mp_reference.spec.accumulators import (
     Accumulator,
     Blocked,
@@ -22,11 +24,21 @@ from mp_reference.spec.tensor_cores import TensorCore
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Problem", "format_on", "own_format", "parts_of", "prepared", "result_format", "widened"]
+__all__ = [
+    "Problem",
+    "cut",
+    "format_on",
+    "own_format",
+    "parts_of",
+    "prepared",
+    "result_format",
+    "widen_into",
+    "widened",
+]
 
 
 class Problem:
-    """The operands of one product: float32 values, their formats, and the axes that 1-d operands lack."""
+    """The operands of one product: as stored, their formats, and the axes that 1-d operands lack."""
 
     def __init__(
         self, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None = None,
@@ -50,16 +62,34 @@ class Problem:
                 "broadcast; give one of them length 1"
             ) from None
         self.formats = (format_of(a.dtype), format_of(b.dtype))
-        self.a, self.b = widened(a), widened(b)
+        self.left, self.right = native(a), native(b)
         self.shape = (*batch, a.shape[-2], b.shape[-1])
         self.c_format = None if c is None else format_of(c.dtype)
         self.c = None if c is None else self._placed(widened(c))
         self.scales = scales
 
     @property
+    def a(self) -> NDArray[np.float32]:
+        """The first factor in float32."""
+        return widened(self.left)
+
+    @property
+    def b(self) -> NDArray[np.float32]:
+        """The second factor in float32."""
+        return widened(self.right)
+
+    @property
     def length(self) -> int:
         """Number of products an output, K."""
-        return int(self.a.shape[-1])
+        return int(self.left.shape[-1])
+
+    def matrices(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32] | None]:
+        """Factors as stored and addend, their leading axes broadcast and flattened to one."""
+        *lead, m, n = self.shape
+        batch, k = math.prod(lead), self.length
+        a = np.broadcast_to(self.left, (*lead, m, k)).reshape(batch, m, k)
+        b = np.broadcast_to(self.right, (*lead, k, n)).reshape(batch, k, n)
+        return a, b, None if self.c is None else self.c.reshape(batch, m, n)
 
     def _placed(self, c: NDArray[np.float32]) -> NDArray[np.float32]:
         """The addend in the shape of the result."""
@@ -87,7 +117,7 @@ class Problem:
 
     def part(self, k: Any) -> Problem:
         """The product over some of K, without the addend."""
-        return self.replaced(a=self.a[..., k], b=self.b[..., k, :], c=None, c_format=None)
+        return self.replaced(left=self.left[..., k], right=self.right[..., k, :], c=None, c_format=None)
 
 
 def widened(x: NDArray[Any]) -> NDArray[np.float32]:
@@ -114,6 +144,34 @@ def widened(x: NDArray[Any]) -> NDArray[np.float32]:
     if fmt == BF16:  # ml_dtypes has the fastest way
         return x.astype(np.float32)
     return decode(codes_of(x), fmt)
+
+
+def widen_into(x: NDArray[Any], out: NDArray[np.float32]) -> None:
+    """The same into given memory, with none besides.
+
+    Args:
+        x: (batch, rows, columns), of a dtype that stores a named format.
+        out: of that shape, contiguous; written.
+
+    Source: as ``widened``.
+
+    >>> out = np.empty((1, 1, 2), np.float32)
+    >>> widen_into(np.float16([[[1.5, -2.0]]]), out)
+    >>> out
+    array([[[ 1.5, -2. ]]], dtype=float32)
+    """
+    fmt = format_of(x.dtype)
+    if fmt in (BF16, FP32):
+        np.copyto(out, x)
+        return
+    read, codes = decoder_for(fmt), codes_of(x)
+    assert read is not None
+    whole = codes.flags.c_contiguous
+    rows = 2 * CHUNK if whole else max(1, 2 * CHUNK // max(codes.shape[2], 1))
+    flat: Any = ([codes.reshape(-1)], [out.reshape(-1)]) if whole else (codes, out)
+    for matrix, target in zip(*flat, strict=True):
+        for i in range(0, len(matrix), rows):
+            read(matrix[i : i + rows], target[i : i + rows])
 
 
 def result_format(row: Accumulator, problem: Problem, out_format: FloatFormat | None) -> FloatFormat:
@@ -237,9 +295,25 @@ def prepared(row: TensorCore, problem: Problem) -> Problem:
     array([[1.]], dtype=float32)
     """
     formats = tuple(format_on(row, fmt) for fmt in problem.formats)
-    values = [_cut(x) if fmt == TF32 else x for x, fmt in zip((problem.a, problem.b), formats, strict=True)]
-    return problem.replaced(formats=formats, a=values[0], b=values[1])
+    values = [cut(x, fmt) for x, fmt in zip((problem.left, problem.right), formats, strict=True)]
+    return problem.replaced(formats=formats, left=values[0], right=values[1])
 
 
-def _cut(x: NDArray[np.float32]) -> NDArray[np.float32]:
+def cut(x: NDArray[Any], fmt: FloatFormat) -> NDArray[Any]:
+    """float32 as a unit reads it for tf32, without its 13 low bits; any other format as it is.
+
+    Args:
+        x: a factor.
+        fmt: the format that the unit sees.
+
+    Returns:
+        The factor, a copy where it was cut.
+
+    Source: NVIDIA A100 Tensor Core GPU Architecture, v1.0 (2020).
+
+    >>> cut(np.float32([1 + 2.0**-11]), TF32)
+    array([1.], dtype=float32)
+    """
+    if fmt != TF32:
+        return x
     return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)

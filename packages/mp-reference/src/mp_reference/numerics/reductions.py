@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["dot", "mean", "norm", "sum"]
 
+_WIDENED = 2**20  # numbers that are in float32 at a time
+
 Axis = int | tuple[int, ...] | None
 Named = str | FloatFormat | Accumulator
 
@@ -155,10 +157,10 @@ def norm(
     if isinstance(row, Exact):
         table, finite, low = _integers(given, axis, squared=True)
         roots = [_odd_root(number, low) for number in table]
-        infinite = np.where(np.isnan(rows).any(axis=1), np.nan, np.inf)
+        infinite = np.where(np.isnan(widened(rows)).any(axis=1), np.nan, np.inf)
         return cast(np.where(finite, np.reshape(roots, shape), infinite.reshape(shape)), out)
     problem = _as_problem(given.reshape(1) if given.ndim == 0 else given)
-    problem.a, problem.b = rows[:, np.newaxis, :], rows[..., np.newaxis]
+    problem.left, problem.right = rows[:, np.newaxis, :], rows[..., np.newaxis]
     problem.shape = (len(rows), 1, 1)
     total = accumulate(row, problem).reshape(shape)
     with np.errstate(all="ignore"):
@@ -170,12 +172,12 @@ def _as_problem(x: NDArray[Any]) -> Problem:
     return Problem(x.reshape(-1, 1)[:1], x.reshape(-1, 1)[:1].T)
 
 
-def _rows(x: NDArray[Any], axis: Axis) -> tuple[NDArray[np.float32], tuple[int, ...]]:
-    """float32 values with what is added last, (results, terms), and the shape of the results."""
+def _rows(x: NDArray[Any], axis: Axis) -> tuple[NDArray[Any], tuple[int, ...]]:
+    """Numbers as stored with what is added last, (results, terms), and the shape of the results."""
     axes = tuple(range(x.ndim)) if axis is None else np.lib.array_utils.normalize_axis_tuple(axis, x.ndim)
     kept = [i for i in range(x.ndim) if i not in axes]
     shape = tuple(x.shape[i] for i in kept)
-    moved = widened(np.asarray(x)).transpose(*kept, *axes)
+    moved = x.transpose(*kept, *axes)
     return moved.reshape(math.prod(shape), -1 if moved.size else math.prod(x.shape[i] for i in axes)), shape
 
 
@@ -184,16 +186,28 @@ def _summed(row: Accumulator, x: NDArray[Any], axis: Axis) -> tuple[NDArray[Any]
     rows, shape = _rows(x, axis)
     if isinstance(row, Fast):
         with np.errstate(all="ignore"):
-            return rows.sum(axis=1, dtype=np.float32).reshape(shape), rows.shape[1]
+            return _added(rows).reshape(shape), rows.shape[1]
     problem = _as_problem(x)
-    problem.a, problem.b = rows, np.ones((rows.shape[1], 1), np.float32)
+    problem.left, problem.right = rows, np.broadcast_to(np.float32(1), (rows.shape[1], 1))
     problem.shape = (len(rows), 1)
     return accumulate(row, problem).reshape(shape), rows.shape[1]
 
 
+def _added(rows: NDArray[Any]) -> NDArray[np.float32]:
+    """Sums of rows in single precision, with no more than a part of the rows in float32 at a time."""
+    out = np.zeros(len(rows), np.float32)
+    together = max(1, _WIDENED // max(rows.shape[1], 1))
+    for i in range(0, len(rows), together):
+        for k in range(0, rows.shape[1], _WIDENED):
+            part = widened(rows[i : i + together, k : k + _WIDENED]).sum(axis=1, dtype=np.float32)
+            out[i : i + together] = out[i : i + together] + part if k else part
+    return out
+
+
 def _integers(x: NDArray[Any], axis: Axis, *, squared: bool) -> tuple[list[int], NDArray[np.bool_], int]:
     """Exact sums of the terms or their squares in units of ``2**low``, and where all terms are finite."""
-    rows, shape = _rows(x, axis)
+    stored, shape = _rows(x, axis)
+    rows = widened(stored)
     finite = np.isfinite(rows).all(axis=1)
     wide = np.where(np.isfinite(rows), rows, 0).astype(np.float64)
     if squared:

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CHUNK", "Workspace", "borrowed"]
+__all__ = ["CHUNK", "Panels", "Workspace", "borrowed"]
 
 CHUNK = 32768
 """Elements a chunk: six buffers of them fit the second-level cache, and a ufunc call costs little against them."""
@@ -45,6 +45,15 @@ class Workspace:
         return self.part
 
 
+class Panels:
+    """The scratch buffers of one product: a panel of each factor, the sums, and those over a further part of K."""
+
+    __slots__ = ("left", "part", "right", "total")
+
+    def __init__(self, size: int, dtype: np.dtype[Any]) -> None:
+        self.left, self.right, self.total, self.part = (_aligned(size, dtype) for _ in range(4))
+
+
 def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     """An array that starts on a cache line."""
     memory = np.empty(size * dtype.itemsize + _LINE, np.uint8)
@@ -56,7 +65,7 @@ class _Idle(threading.local):
     """The workspaces that no call of this thread is using; what they hold is of no meaning."""
 
     def __init__(self) -> None:
-        self.of: dict[Any, list[Workspace]] = {}
+        self.of: dict[Any, list[Any]] = {}
 
 
 _idle = _Idle()
@@ -67,7 +76,8 @@ class borrowed:  # noqa: N801  # reads as what it is in a with statement, and co
 
     Args:
         dtype: float32 or float64.
-        size: elements.
+        size: elements of each buffer.
+        kind: ``Workspace`` or ``Panels``.
 
     Enters as the workspace, its contents undefined.
 
@@ -78,14 +88,15 @@ class borrowed:  # noqa: N801  # reads as what it is in a with statement, and co
     False
     """
 
-    __slots__ = ("idle", "make", "work")
+    __slots__ = ("idle", "kind", "make", "work")
 
-    def __init__(self, dtype: Any, size: int = CHUNK) -> None:
-        self.make = size, np.dtype(dtype)
-        self.idle = _idle.of.setdefault(self.make, [])
+    def __init__(self, dtype: Any, size: int = CHUNK, kind: Any = Workspace) -> None:
+        self.kind = kind
+        self.make = (size, np.dtype(dtype))
+        self.idle: list[Any] = _idle.of.setdefault((kind, self.make), [])
 
-    def __enter__(self) -> Workspace:
-        self.work = self.idle.pop() if self.idle else Workspace(*self.make)
+    def __enter__(self) -> Any:
+        self.work = self.idle.pop() if self.idle else self.kind(*self.make)
         return self.work
 
     def __exit__(self, *_: object) -> None:
