@@ -501,6 +501,7 @@ def test_an_unknown_field_is_refused_with_the_known_ones():
         ({"rounding": "up"}, "rounding='up' must be one of 'toward-zero', 'nearest-even'"),
         ({"block": 0}, "block=0 must be a whole number of at least 1"),
         ({"block": 2.0}, "block=2.0 must be a whole number of at least 1"),
+        ({"block": 24}, "block=24 must be a power of two, as every unit's is"),
         ({"span": 8}, "block=16 must be a multiple of group=1 and divide span=8; change them together"),
         ({"fraction_bits": 47}, "fraction_bits=47 and block=16 make sums of more than 53 bits, which are not exact"),
         ({"result_bits": 24}, "result_bits=24 does not fit fp32, which stores 23"),

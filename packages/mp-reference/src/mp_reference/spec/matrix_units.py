@@ -69,6 +69,9 @@ class MatrixUnit:
         for name, at_least in (("block", 1), ("group", 1), ("fraction_bits", 0), ("span", 0)):
             if not (isinstance(getattr(self, name), int) and getattr(self, name) >= at_least):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a whole number of at least {at_least}")
+        for name in ("block", "group", "span"):
+            if getattr(self, name).bit_count() > 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be a power of two, as every unit's is")
         if self.block % self.group or self.span % self.block:
             raise ValueError(
                 f"block={self.block} must be a multiple of group={self.group} and divide span={self.span}; change them "
