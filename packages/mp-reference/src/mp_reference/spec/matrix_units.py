@@ -66,6 +66,15 @@ class MatrixUnit:
         for name, offered in _WORDS.items():
             if getattr(self, name) not in offered:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(map(repr, offered))}")
+        self._require_a_shape()
+        stored = self.result_format.mantissa_bits
+        if not stored >= self.result_bits >= (1 if self.result == "fp32" else stored):
+            raise ValueError(f"result_bits={self.result_bits} does not fit {self.result}, which stores {stored}")
+        if not (self.exponent_floor is None or isinstance(self.exponent_floor, int)):
+            raise ValueError(f"exponent_floor={self.exponent_floor!r} must be an integer, or None for no floor")
+
+    def _require_a_shape(self) -> None:
+        """Whole powers of two that divide each other, and sums that float64 holds."""
         for name, at_least in (("block", 1), ("group", 1), ("fraction_bits", 0), ("span", 0)):
             if not (isinstance(getattr(self, name), int) and getattr(self, name) >= at_least):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a whole number of at least {at_least}")
@@ -82,11 +91,6 @@ class MatrixUnit:
                 f"fraction_bits={self.fraction_bits} and block={self.block} make sums of more than {_EXACT_BITS} bits, "
                 "which are not exact here; for exact sums use accumulator='exact'"
             )
-        stored = self.result_format.mantissa_bits
-        if not stored >= self.result_bits >= (1 if self.result == "fp32" else stored):
-            raise ValueError(f"result_bits={self.result_bits} does not fit {self.result}, which stores {stored}")
-        if not (self.exponent_floor is None or isinstance(self.exponent_floor, int)):
-            raise ValueError(f"exponent_floor={self.exponent_floor!r} must be an integer, or None for no floor")
 
     @property
     def result_format(self) -> FloatFormat:
