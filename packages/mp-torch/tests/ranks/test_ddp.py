@@ -96,6 +96,83 @@ def test_a_gradient_is_held_once_inside_its_bucket(pool):
     assert all(views for views, _, _ in pool.run(in_many_buckets, 2, "fp32", "before"))
 
 
+class Apart(nn.Module):
+    """Three layers, and perhaps one that is never used."""
+
+    def __init__(self, unused: bool) -> None:
+        super().__init__()
+        self.used = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
+        self.never = nn.Linear(6, 6) if unused else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def with_a_rank_without_gradients(idle_in: int, reduce_dtype: str, unused: bool, micro_steps: int):
+    """Three windows, in one of which the last loss of rank 0 touches no parameter; what the ranks report and end at."""
+    torch.manual_seed(0)
+    model = Apart(unused)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5)
+    settings = {"reduce_dtype": reduce_dtype, "divide": "after", "accumulate_steps": micro_steps}
+    engine = AmpEngine(model, optimizer, "fp32", update="exact", **settings)
+    wrapped = engine.replicate(bucket_cap_mb=0.0001, find_unused_parameters=unused)
+    reports = []
+    for window in range(3):
+        for place in range(micro_steps):
+            last = place == micro_steps - 1
+            with engine.autocast():
+                loss = wrapped(torch.full((2, 6), 1.0 + place)).square().sum()
+                if window == idle_in and last and distributed.get_rank() == 0:
+                    loss = torch.zeros(1, requires_grad=True).sum()
+            engine.backward(loss)
+            report = engine.step()
+        reports.append(repr(report))
+    return reports, [one.detach().clone() for one in model.parameters()]
+
+
+@pytest.mark.parametrize("idle_in", [0, 1])
+@pytest.mark.parametrize(("unused", "micro_steps"), [(False, 1), (True, 1), (False, 2)])
+@pytest.mark.parametrize("wire", ["fp32", "fp16"])
+def test_a_rank_whose_loss_touches_no_parameter_counts_as_zeros_and_stays_in_step(
+    pool, wire, unused, micro_steps, idle_in
+):
+    (first, mine), (second, others) = pool.run(
+        with_a_rank_without_gradients, 2, idle_in, wire, unused, micro_steps, timeout=40.0
+    )
+    assert first == second
+    assert all("applied=True" in report for report in first)
+    assert all(torch.equal(one, other) for one, other in zip(mine, others, strict=True))
+    busy, ends = pool.run(with_a_rank_without_gradients, 2, -1, wire, unused, micro_steps)[0]
+    assert busy[:idle_in] == first[:idle_in]
+    assert busy[idle_in] != first[idle_in], "half of the gradient made no difference"
+    if unused:  # nobody's loss touches it on any rank: it is not even decayed
+        assert all(torch.equal(one, other) for one, other in zip(mine[-2:], ends[-2:], strict=True))
+
+
+def with_another_loss(beside: bool):
+    """A second loss after the boundary, which touches none of the parameters; how often gradients were exchanged."""
+    model = nn.Linear(3, 3)
+    engine = AmpEngine(model, torch.optim.SGD(model.parameters(), 0.1), "fp32")
+    wrapped = engine.replicate()
+    sent, real = [], distributed.all_reduce
+    distributed.all_reduce = lambda one, *rest, **options: (sent.append(one.numel()), real(one, *rest, **options))[1]
+    try:
+        for _ in range(2):
+            with engine.autocast():
+                loss = wrapped(torch.ones(2, 3)).sum()
+            engine.backward(loss)
+            if beside:
+                engine.backward(torch.zeros(1, requires_grad=True).sum())
+            assert engine.step().applied
+    finally:
+        distributed.all_reduce = real
+    return sent.count(12)  # nine weights and three biases
+
+
+def test_another_loss_of_a_window_that_touches_no_parameter_exchanges_nothing_again(pool):
+    assert pool.run(with_another_loss, 2, False) == pool.run(with_another_loss, 2, True) == [2, 2]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 8, 64])
 @pytest.mark.parametrize("divide", ["before", "after", "split"])
 def test_the_factors_multiply_to_the_number_of_ranks(divide, count):

@@ -238,8 +238,9 @@ def test_no_rank_hangs_and_reports_agree_where_a_stage_has_no_gradient_at_all(po
 def nobody_has_a_gradient():
     model = nn.Linear(2, 2)
     engine = AmpEngine(model, torch.optim.SGD(model.parameters(), 1.0), "fp16-mixed")
-    engine.replicate()
+    wrapped = engine.replicate()
     with engine.autocast():
+        wrapped(torch.ones(1, 2))
         loss = torch.zeros(1, requires_grad=True).sum()
     engine.backward(loss)
     report = engine.step()
@@ -248,6 +249,41 @@ def nobody_has_a_gradient():
 
 def test_a_step_without_any_gradient_on_any_rank_says_so_and_leaves_the_scale(pool):
     assert pool.run(nobody_has_a_gradient, 2) == [(False, False, "no gradients", 65536.0)] * 2
+
+
+def without_the_wrapper():
+    model = nn.Linear(2, 2)
+    engine = AmpEngine(model, torch.optim.SGD(model.parameters(), 1.0), "fp32")
+    engine.replicate()
+    with engine.autocast():
+        loss = model(torch.ones(1, 2)).sum()
+    try:
+        engine.backward(loss)
+    except AmpStateError as error:
+        return str(error)
+    return "trained apart"
+
+
+def test_replicas_whose_wrapper_was_thrown_away_are_refused_instead_of_training_apart(pool):
+    for message in pool.run(without_the_wrapper, 2):
+        assert message.startswith("the wrapped model is gone, and with it what exchanges gradients between ranks; keep")
+
+
+def with_the_wrapper_kept_and_the_model_called():
+    model = nn.Linear(2, 2, bias=False)
+    engine = AmpEngine(model, torch.optim.SGD(model.parameters(), 1.0), "fp32")
+    wrapped = engine.replicate()
+    for _ in range(2):
+        with engine.autocast():
+            loss = wrapped.module(torch.full((1, 2), 1.0 + 2 * distributed.get_rank())).sum()
+        engine.backward(loss)
+        (gradient,) = (one.clone() for one in engine.gradients().values())
+        engine.step()
+    return gradient.flatten().tolist()
+
+
+def test_gradients_of_a_model_that_is_called_beside_its_wrapper_are_averaged_all_the_same(pool):
+    assert pool.run(with_the_wrapper_kept_and_the_model_called, 2) == [[2.0] * 4] * 2
 
 
 def window_of(micro_steps: int):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from torch import distributed
 from torch.futures import Future
 
-from mp_torch.errors import AmpConfigError
+from mp_torch.errors import AmpConfigError, AmpStateError
 from mp_torch.ranks.average import WIRE, Exchange, Room, exchange_of, factors, mean_, wide_mean_in_future
 from mp_torch.ranks.group import GroupRanks
 
@@ -49,13 +51,22 @@ class DataParallelRanks(GroupRanks):
         self._wire, self._divide, self._exchange = WIRE[reduce_dtype], divide, True
         self._rooms = deque((Room(self._wire), Room(self._wire)))
         self._under_way: deque[tuple[Exchange, Future[Tensor]]] = deque()
+        self._wrapper = weakref.ref(model)  # it holds the hook: in a circle the group's connections would not close
+        self._met, self._ever_met = False, False
         try:
-            model.register_comm_hook(None, lambda state, bucket: self._exchanged(bucket))  # noqa: ARG005  # torch asks
+            model.register_comm_hook(None, lambda state, bucket: self._hooked(bucket))  # noqa: ARG005  # torch asks
         except RuntimeError as error:
             raise AmpConfigError(
                 "the model has a communication hook of its own, and DistributedDataParallel takes one; leave it to the "
                 "engine (reduce_dtype='fp16', divide='after'), or wrap the model anew"
             ) from error
+
+    def _hooked(self, bucket: GradBucket) -> Future[Tensor]:
+        self._ever_met = True
+        if self._exchange:
+            self._met = True
+            bucket.buffer()[:1].add_(0.0)  # no minus zero, which says that there is no gradient at all
+        return self._exchanged(bucket)
 
     def _exchanged(self, bucket: GradBucket) -> Future[Tensor]:
         if self._exchange and self._wire == torch.float32:
@@ -84,9 +95,61 @@ class DataParallelRanks(GroupRanks):
     def micro_step(self, *, last: bool) -> Iterator[None]:
         """Exchange gradients in the last micro-step only; in the others they are added up on their rank."""
         self._exchange = last
+        if all(one.grad is None for one in self._model().module.parameters()):  # else another loss of a window that met
+            self._met = False
         self._under_way.clear()  # a window that failed may have left some
         with super().micro_step(last=last):
             yield
+            if last and not self._met:
+                self._take_part()
+
+    def _model(self) -> DistributedDataParallel:
+        model = self._wrapper()
+        if model is None:
+            raise AmpStateError(
+                "the wrapped model is gone, and with it what exchanges gradients between ranks; keep what "
+                "engine.replicate() returns and call it in the model's place"
+            )
+        return model
+
+    def _take_part(self) -> None:
+        """Meet the other ranks where the loss touched no parameter here, with what earlier micro-steps left or zeros.
+
+        Where there is nothing at all they are minus zeros: only if all ranks send them their mean is minus zero, and
+        nobody has a gradient.
+        """
+        reducer = self._model().reducer
+        buckets = reducer._get_zeros_like_grad_buckets()  # noqa: SLF001  # as torch's own Join
+        here = False
+        for bucket in buckets:
+            bucket.buffer().fill_(-0.0)
+            for one, room in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                if one.grad is not None:
+                    here = True
+                    room.copy_(one.grad)
+            if here:
+                bucket.buffer()[:1].add_(0.0)
+        for future in [self._exchanged(bucket) for bucket in buckets]:
+            future.wait()
+        used = self._used()
+        if not here and all(bool((one.buffer().signbit() & (one.buffer() == 0)).all()) for one in buckets):
+            return
+        for bucket in buckets:
+            for one, mean in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                one.grad = mean if used is None or id(one) in used else one.grad
+        if not self._ever_met:  # the next forward makes the buckets anew, for which no backward may be awaited here
+            reducer._reset_state()  # noqa: SLF001
+            reducer._push_all_rebuilt_params()  # noqa: SLF001
+        self._ever_met = True
+
+    def _used(self) -> set[int] | None:
+        """Parameters that any rank's loss touched, where the wrapper looks for those that none did."""
+        if not self._model().find_unused_parameters:
+            return None
+        counts = self._model().reducer._get_local_used_map().zero_()  # noqa: SLF001
+        distributed.all_reduce(counts, group=self.group)
+        trained = [one for one in self._model().module.parameters() if one.requires_grad]
+        return {id(one) for one, count in zip(trained, counts.tolist(), strict=True) if count}
 
     sums_apart = True
     """The hook sees the gradients of one micro-step."""
