@@ -183,7 +183,7 @@ def test_the_addend_is_where_the_accumulator_starts():
          "accumulator='double' is none of 'exact', 'fp32'; build others with sequential(format)"),
         (lambda: mp.matmul(np.ones((2, 1, 1), HALF), np.ones((3, 1, 1), HALF)), ValueError,
          "matmul of (2, 1, 1) by (3, 1, 1): the leading axes (2,) and (3,) do not broadcast; give one of them length"),
-        (lambda: mp.matmul(HALF([1]), HALF([1]), threads=0), ValueError, "threads=0 must be at least 1"),
+        (lambda: mp.matmul(HALF([1]), HALF([1]), threads=0.5), ValueError, "threads=0.5 must be a whole number of"),
         (lambda: mp.matmul(HALF([1]), HALF([1]), out_format="fp32"), TypeError,
          "out_format='fp32' must be a FloatFormat; use format_named('fp32')"),
         (lambda: mp.sum([1, 2]), TypeError, "dtype int64 stores none of the named formats"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mp_reference.numerics.arguments import require_threads
 from mp_reference.numerics.bits import codes_of
 from mp_reference.numerics.chains import Factors, run_chain
 from mp_reference.numerics.codec import cast
@@ -66,7 +67,8 @@ def matmul(
         out_format: the result's format. Unless given: a tensor core's own; else that of ``c``; else that of ``a`` and
             ``b``, where they agree and have 16 bits or more; else fp32 (8-bit products have no room for themselves).
         scales: block scales of ``a`` (..., m, k / block) and ``b`` (..., k / block, n), for units that take them.
-        threads: tiles computed at once; worth it from some 500 x 500 outputs.
+        threads: tiles that "fp32" and "exact" compute at once. The other accumulators take one whatever is asked: they
+            need the interpreter at every step, and threads that wait for it would be slower.
 
     Returns:
         Array of ``out_format.dtype``. Infinities, NaN and signs of zeros as IEEE arithmetic has them. NVIDIA's units
@@ -86,8 +88,7 @@ def matmul(
     [1.0, 0.0, 1.0]
     """
     row = accumulator_named(accumulator)
-    if threads < 1:
-        raise ValueError(f"threads={threads} must be at least 1; threads=1 starts none")
+    require_threads(threads)
     a, b, scales, factor = unpacked(a, b, scales)
     if factor != 1 and c is not None:
         raise ValueError(f"c cannot join a sum that tensor scales multiply by {factor}; add it to the result")
@@ -117,7 +118,7 @@ def accumulate(row: Accumulator, problem: Problem, threads: int = 1) -> NDArray[
     Args:
         row: the accumulator.
         problem: the operands.
-        threads: tiles computed at once.
+        threads: as ``matmul``.
 
     Returns:
         float32 numbers of the accumulator's format; "exact" gives float64 rounded to odd.
@@ -136,15 +137,15 @@ def accumulate(row: Accumulator, problem: Problem, threads: int = 1) -> NDArray[
     if isinstance(row, Fast):
         return fast_product(problem, FP32, threads)
     if isinstance(row, Exact):
-        return _tiled(problem, exact_products, threads, np.float64)
+        return _tiled(problem, exact_products, np.float64, threads=threads)
     _require_addend(row, problem)
     if isinstance(row, Blocked | SplitK):
         return _combined(row, problem, threads)
     if isinstance(row, TensorCore):
-        return _on_unit(row, problem, threads)
+        return _on_unit(row, problem)
     bits = _significant_bits(problem)
     chained = isinstance(row, Sequential)
-    return _tiled(problem, lambda a, b, c: _chain_tile(row, bits, a, b, c), threads, np.float32, chained=chained)
+    return _tiled(problem, lambda a, b, c: _chain_tile(row, bits, a, b, c), np.float32, chained=chained)
 
 
 def _require_addend(row: Accumulator, problem: Problem) -> None:
@@ -189,7 +190,7 @@ def _in_halves(parts: list[Any], add: Callable[[Any, Any], Any]) -> list[Any]:
     ]
 
 
-def _on_unit(row: TensorCore, problem: Problem, threads: int) -> NDArray[Any]:
+def _on_unit(row: TensorCore, problem: Problem) -> NDArray[Any]:
     """A matrix unit on the formats at hand."""
     formats = (format_on(row, problem.formats[0]), format_on(row, problem.formats[1]))
     if problem.scales is not None:
@@ -199,7 +200,7 @@ def _on_unit(row: TensorCore, problem: Problem, threads: int) -> NDArray[Any]:
     def run(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None) -> NDArray[Any]:
         return run_unit(unit, formats, cut(a, formats[0]), cut(b, formats[1]), c)
 
-    return _tiled(problem, run, threads, np.float32, chained=True)
+    return _tiled(problem, run, np.float32, chained=True)
 
 
 def _chain_tile(row: Accumulator, bits: int, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None) -> NDArray[Any]:
@@ -219,7 +220,7 @@ def _significant_bits(problem: Problem) -> int:
 
 
 def _tiled(
-    problem: Problem, kernel: Callable[..., NDArray[Any]], threads: int, dtype: Any, *, chained: bool = False
+    problem: Problem, kernel: Callable[..., NDArray[Any]], dtype: Any, *, threads: int = 1, chained: bool = False
 ) -> NDArray[Any]:
     """Call ``kernel(a, b, c)`` on tiles (batch, m, k), (batch, k, n), (batch, m, n) of a flattened batch.
 
