@@ -273,7 +273,7 @@ class AmpEngine(ManyRanks, Persistent):
                 self.scale.choose_(step.decision.found.amax(), step.good, step.bad)
             self._conclude_(step)
         self._clear_()
-        if step.found is not None:
+        if step.found is not None and self.schedulers:
             self._schedule_(step)
 
     def _conclude_(self, step: Step) -> None:

@@ -12,7 +12,6 @@ import functools
 import re
 import threading
 from contextlib import ContextDecorator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -275,33 +274,37 @@ class Region(ContextDecorator):
 
     def __init__(self, open_: Callable[[], AbstractContextManager[Any]], depth: Depth | None = None) -> None:
         self._open, self._depth = open_, Depth() if depth is None else depth
-        self._entered = _Entered()
 
     def __enter__(self) -> None:
         """Open a fresh one."""
         fresh = self._open()
         fresh.__enter__()
-        self._entered.here.append(fresh)
+        self._depth.here.contexts.append(fresh)
         self._depth.value += 1
 
     def __exit__(self, *problem: Any) -> bool | None:
         """Close the innermost one that this thread opened."""
         self._depth.value -= 1
-        return self._entered.here.pop().__exit__(*problem)
+        return self._depth.here.contexts.pop().__exit__(*problem)
 
 
-class _Entered(threading.local):
-    """The contexts that a thread has open: autocast and rules belong to their thread."""
+class _Opened(threading.local):
+    """What a thread has open: autocast and rules belong to their thread."""
 
     def __init__(self) -> None:
-        self.here: list[AbstractContextManager[Any]] = []
+        self.contexts: list[AbstractContextManager[Any]] = []
 
 
-@dataclass(slots=True)
 class Depth:
-    """How many regions are open."""
+    """How many regions are open, and which of them in this thread. A copy starts with none."""
 
-    value: int = 0
+    def __init__(self) -> None:
+        self.value = 0
+        self.here = _Opened()
+
+    def __reduce__(self) -> Any:
+        """Nobody is inside a copy."""
+        return Depth, ()
 
 
 def uncompiled(method: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -207,7 +207,8 @@ class MovingScale:
         if self.there is None:
             scale = fp32(representable(self.state.scale, loss_dtype) * weight)
             seed = torch.full((), scale, dtype=torch.float32, device=loss.device)
-            return seed.to(loss.dtype).expand(loss.shape)  # too large for the loss's dtype, it overflows and is skipped
+            seed = seed.to(loss.dtype)  # too large for the loss's dtype, it overflows and is skipped
+            return seed.expand(loss.shape) if loss.dim() else seed
         scale_there = self.there
         if loss_dtype is not None:
             capped = scale_there.clamp(max=_LARGEST_IN_FP16) if loss_dtype == torch.float16 else scale_there

@@ -69,7 +69,7 @@ class Updater(ABC):
         if state.get(slot) is None:
             state[slot] = torch.zeros_like(one.value)
             self._fresh.append((one.trained, slot))
-        elif state[slot].stride() != one.value.stride():  # it was loaded, or the model moved to another layout
+        elif not _alike(state[slot], one.value):  # it was loaded, or the model moved to another layout
             state[slot] = torch.empty_like(one.value).copy_(state[slot])
         found: Tensor = state[slot]
         return found
@@ -319,6 +319,11 @@ def _obstacle(optimizer: torch.optim.Optimizer, dense: bool) -> str | None:
     return None
 
 
+def _alike(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape lie alike in memory."""
+    return (tensor.is_contiguous() and other.is_contiguous()) or tensor.stride() == other.stride()
+
+
 def _in_a_row(one: Entry) -> Entry:
     """The entry as the fused kernels need it, which read memory in a row, whatever strides say.
 
@@ -327,7 +332,7 @@ def _in_a_row(one: Entry) -> Entry:
     value, gradient = one.value, one.gradient
     if not value.is_contiguous() and torch.empty_like(value).stride() != value.stride():
         value = value.clone(memory_format=torch.contiguous_format)
-    if gradient.stride() != value.stride():
+    if not _alike(gradient, value):
         gradient = torch.empty_like(value).copy_(gradient)
     return one if value is one.value and gradient is one.gradient else Entry(one.trained, value, gradient)
 
