@@ -26,11 +26,13 @@ _STAGE = (0, 0, 1, 1, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One way to spread training over ranks. Ranks count through tensor parallelism first, then shares, then stages.
+    """One way to spread training over ranks.
+
+    Ranks count through tensor parallelism first, then shards, then replicas, then stages.
 
     Args:
         name: as in the claims' ids.
-        replicas: ranks with a copy each and a share of every window.
+        replicas: ranks, or sets of shards, with a copy each and a share of every window.
         shards: ranks with a shard each and a share of every window.
         tensor: ranks that split the linears between them and see the same micro-steps.
         stages: of a pipeline.
@@ -131,6 +133,7 @@ LAYOUTS: dict[str, Layout] = {
         Layout(name="ddp-2", replicas=2),
         Layout(name="fsdp2-2", shards=2),
         Layout(name="fsdp2-4", shards=4),
+        Layout(name="hsdp-4", replicas=2, shards=2),
         Layout(name="tp-2", tensor=2),
         Layout(name="pp-2", stages=2),
         Layout(name="tp-fsdp2-4", shards=2, tensor=2),

@@ -177,6 +177,7 @@ _WORDS = {
     "ddp-2": "two replicas (DDP)",
     "fsdp2-2": "two shards (FSDP2)",
     "fsdp2-4": "four shards (FSDP2)",
+    "hsdp-4": "two replicas of two shards each (HSDP)",
     "tp-2": "two tensor parallel ranks",
     "pp-2": "two pipeline stages",
     "tp-fsdp2-4": "two shards of two tensor parallel ranks each (FSDP2 and TP)",

@@ -77,7 +77,8 @@ def _meeting(layout: Layout, rank: int, device: str, backend: str, store: str) -
             mesh = init_device_mesh(device, (layout.shares, layout.tensor), mesh_dim_names=names)
             shares, tensor = mesh["shares"], mesh["tensor"]
         elif layout.shards > 1:
-            shares = init_device_mesh(device, (layout.shards,))
+            sizes = (layout.replicas, layout.shards) if layout.replicas > 1 else (layout.shards,)
+            shares = init_device_mesh(device, sizes, mesh_dim_names=("replicas", "shards")[-len(sizes) :])
         yield _Place(layout=layout, rank=rank, device=own, shares=shares, tensor=tensor)
     finally:
         if distributed.is_initialized():  # a rank that raised the alarm has no group any more
@@ -97,10 +98,10 @@ class _PartOfTraining(Training):
         """Build as one process does, then spread by the engine's own methods."""
         super().build(parameters)
         layout, self.call = self.place.layout, self.model
-        if layout.replicas > 1:
-            self.call = self.engine.replicate()
-        elif layout.shards > 1:  # nothing is computed, so everything travels as it is stored
+        if layout.shards > 1:  # nothing is computed, so everything travels as it is stored
             self.engine.shard(self.place.shares, param_dtype=None)
+        elif layout.replicas > 1:
+            self.call = self.engine.replicate()
         elif layout.stages > 1:
             stage = PipelineStage(self.model, self.place.rank, layout.stages, torch.device(self.device))
             loss_fn = self.engine.scale_fn(lambda output, target: (output * target).sum())
