@@ -49,7 +49,8 @@ def cases(n: int) -> dict[str, Call]:
         "ampere fp16": ours(mp.tensor_core("ampere")),
         "hopper fp8": ours(mp.tensor_core("hopper"), eighth),
         "ada fp8": ours(mp.tensor_core("ada"), eighth),
-        "hopper fp16, threads=2 (wall)": ours(mp.tensor_core("hopper"), threads=2),
+        "exact (wall)": ours("exact"),
+        "exact, threads=2 (wall)": ours("exact", threads=2),
         **peers(eighth),
     }
 
@@ -92,7 +93,7 @@ RATIOS = [
     ("half in, fp32 accumulator, fp32 out", "sgemm (numpy)"),
     ("hopper fp8", "mmaemu hopper fp8"),
     ("ada fp8", "mmaemu ada fp8"),
-    ("hopper fp16, threads=2 (wall)", "hopper fp16"),
+    ("exact, threads=2 (wall)", "exact (wall)"),
 ]
 
 

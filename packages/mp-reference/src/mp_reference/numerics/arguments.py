@@ -161,12 +161,14 @@ def random_bits_for(
         bits = np.asarray(random_bits)
         if bits.dtype.kind != "u":
             raise TypeError(f"random_bits must be unsigned integers, got {bits.dtype}; draw with dtype=np.uint32")
-        if not _broadcasts(bits.shape, shape):
+        if bits.shape != shape and not _broadcasts(bits.shape, shape):
             raise ValueError(
                 f"random_bits have shape {bits.shape} and must broadcast to {shape}, that of x; draw as many"
             )
         full = 8 * bits.dtype.itemsize
-    wanted: Any = full if width is None else width
+    if width is None:
+        return bits, full
+    wanted: Any = width
     if not isinstance(wanted, Integral):
         raise TypeError(f"random_width={width!r} must be an integer; leave it out to use all bits")
     if not 1 <= int(wanted) <= full:
@@ -227,5 +229,5 @@ def require_threads(threads: int) -> None:
     >>> require_threads(2)
     """
     given: Any = threads
-    if not (isinstance(given, Integral) and int(given) >= 1):
+    if not (isinstance(given, int | Integral) and int(given) >= 1):
         raise ValueError(f"threads={threads} must be a whole number of at least 1; threads=1 starts none")

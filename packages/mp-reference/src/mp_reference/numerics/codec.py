@@ -87,10 +87,10 @@ def encode(
 
 
 def _library_codes(x: NDArray[np.float32], fmt: FloatFormat) -> NDArray[np.uint16]:
-    """Where NumPy's or ml_dtypes' cast from float32 is faster: it rounds once too. Only its NaNs are made ours."""
+    """Where NumPy's or ml_dtypes' cast from float32 is faster: it rounds once too. Only NumPy's NaNs are made ours."""
     with np.errstate(over="ignore", invalid="ignore"):
         codes: NDArray[np.uint16] = x.astype(fmt.dtype, order="C").view(np.uint16)
-        if x.size and np.isnan(np.maximum.reduce(x, axis=None)):
+        if fmt == FP16 and x.size and np.isnan(np.maximum.reduce(x, axis=None)):  # ml_dtypes writes what we do
             nan = np.isnan(x)
             codes[nan] = np.where(np.signbit(x[nan]), 0x8000 | nan_code(fmt), nan_code(fmt))
     return codes
