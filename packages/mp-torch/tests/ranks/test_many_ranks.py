@@ -235,6 +235,33 @@ def test_no_rank_hangs_and_reports_agree_where_a_stage_has_no_gradient_at_all(po
     assert "applied=True" in first
 
 
+def idle_with_shards(adds_output: bool):
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    engine = AmpEngine(model, torch.optim.SGD(model.parameters(), 0.1), "fp32")
+    engine.shard()
+    reports = []
+    for idle in (False, True, False):
+        with engine.autocast():
+            output = model(torch.ones(2, 6))
+            loss = output.square().sum()
+            if idle and distributed.get_rank() == 0:
+                loss = torch.zeros(1, requires_grad=True).sum() + (0.0 * output.sum() if adds_output else 0.0)
+        engine.backward(loss)
+        reports.append(repr(engine.step()))
+    return reports
+
+
+def test_a_rank_whose_loss_touches_no_shard_says_so_to_all_and_its_way_out_trains(pool):
+    (good, first), (other, second) = pool.answers(idle_with_shards, 2, False, timeout=14.0)
+    assert not good
+    assert not other
+    assert "the loss touches no sharded parameter on this rank, whose part the others wait for" in first
+    assert "backward() on rank 1 stops because rank 0 failed in backward(): AmpStateError: the loss touches" in second
+    first, second = pool.run(idle_with_shards, 2, True)
+    assert first == second
+    assert all("applied=True" in report for report in first)
+
+
 def nobody_has_a_gradient():
     model = nn.Linear(2, 2)
     engine = AmpEngine(model, torch.optim.SGD(model.parameters(), 1.0), "fp16-mixed")

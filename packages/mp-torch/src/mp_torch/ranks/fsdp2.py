@@ -16,6 +16,7 @@ from torch import distributed
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from mp_torch.errors import AmpStateError
 from mp_torch.ranks.average import mean_, scattered_mean
 from mp_torch.ranks.group import GroupRanks
 
@@ -112,11 +113,20 @@ class ShardedRanks(GroupRanks):
 
     @contextmanager
     def micro_step(self, *, last: bool) -> Iterator[None]:
-        """Reduce-scatter in the last micro-step only; then bring every gradient to its parameter's layout."""
+        """Reduce-scatter in the last micro-step only; then bring every gradient to its parameter's layout.
+
+        Raises:
+            AmpStateError: FSDP reduced nothing here, because the loss touches no sharded parameter.
+        """
         for module in self._sharded:
             module.set_requires_gradient_sync(last, recurse=False)
         with super().micro_step(last=last):
             yield
+            if last and self._sharded and all(one.grad is None for one in self._laid_out):
+                raise AmpStateError(
+                    "the loss touches no sharded parameter on this rank, whose part the others wait for; let it depend "
+                    "on what the model returned, such as loss + 0.0 * output.sum()"
+                )
         for one in self._laid_out:
             gradient = one.grad
             if isinstance(gradient, DTensor) and gradient.placements != one.placements:
