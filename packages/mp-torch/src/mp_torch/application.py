@@ -141,10 +141,12 @@ def _store_(step: Step, one: Gradient, entry: Entry, how: WriteBack) -> None:
     if weight.keeps_every_bit:
         weight.store_(entry.value, how)
         return
-    before = weight.parameter.detach().clone()
+    before = weight.held.clone()
     weight.store_(entry.value, how)
-    asked = one.value != 0
-    step.lost.append(torch.stack(((asked & (before == weight.parameter.detach())).sum(), asked.sum())))
+    asked = entry.value != before.float()
+    if one.sparse is None:
+        asked |= one.value != 0
+    step.lost.append(torch.stack(((asked & (before == weight.held)).sum(), asked.sum())))
 
 
 def _whole(gradient: Gradient, takes_sparse: bool) -> Tensor:

@@ -23,7 +23,16 @@ from mp_torch.devices import device_of
 from mp_torch.drift import Admitted
 from mp_torch.dtypes import Precision, precision_named
 from mp_torch.errors import AmpConfigError
-from mp_torch.precision import JOINING_OPS, SAFE_MODULES, SAFE_OPS, STATISTICS, OpRules, matching, run_in_region_
+from mp_torch.precision import (
+    JOINING_OPS,
+    SAFE_MODULES,
+    SAFE_OPS,
+    STATISTICS,
+    OpRules,
+    leave_region_,
+    matching,
+    run_in_region_,
+)
 from mp_torch.ranks import cast_, local, place_of
 from mp_torch.update import OwnUpdater, Updater, updater_for
 
@@ -129,6 +138,8 @@ class Assembly:
     def _install_regions(self) -> dict[str, tuple[torch.dtype, str]]:
         """Give modules that the policy names a dtype of their own; returns what was decided and by which rule."""
         lower_dtype = self.row.compute
+        for module in self.model.modules():
+            leave_region_(module)  # of an engine before
         if lower_dtype is None:
             return {}
         regions = {name: (torch.float32, rule) for name, rule in self.kept.items()}

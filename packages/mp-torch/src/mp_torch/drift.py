@@ -70,14 +70,23 @@ class Admitted:
                 f"the optimizers' parameter groups hold {len(held)} parameters that are not the {len(self._trained)} "
                 "which the engine was built on; add parameter groups before building it, or build a new engine"
             )
+        self.check_dtypes()
+        for parameter, _, part in self._parts:
+            if parameter.grad is None and part.key not in self._found_unused and parameter.requires_grad:
+                self._check_unused(part)
+
+    def check_dtypes(self) -> None:
+        """Compare the parameters' dtypes alone.
+
+        Raises:
+            AmpStateError: a parameter was cast.
+        """
         for parameter, dtype, part in self._parts:
             if parameter.dtype is not dtype:
                 raise AmpStateError(
                     f"parameter {part.weight.name!r} was {dtype} when the engine was built and is {parameter.dtype} "
                     "now; leave casts to the engine's precision, or build the engine after them"
                 )
-            if parameter.grad is None and part.key not in self._found_unused and parameter.requires_grad:
-                self._check_unused(part)
 
     def _check_unused(self, part: Part) -> None:
         """A parameter without a gradient: is it still the model's?"""

@@ -93,6 +93,7 @@ def dtype_contract(assembly: Assembly) -> DtypeContract:
     Raises:
         AmpStateError: a parameter, moment or master has another dtype than the precision promises.
     """
+    assembly.admitted.check_dtypes()
     row, parts = assembly.row, assembly.parts
     parameters = [part.weight.parameter for part in parts]
     moments = [

@@ -36,6 +36,7 @@ __all__ = [
     "OpRules",
     "Region",
     "functions_named",
+    "leave_region_",
     "matching",
     "run_backward",
     "run_in_region_",
@@ -234,7 +235,7 @@ def matching(model: nn.Module, patterns: Iterable[str]) -> dict[str, str]:
         patterns: a glob over dotted names, ``re:...`` over name or ``"class module.Name"``, ``class:module.Name``.
 
     Returns:
-        Module name -> the pattern that matched first.
+        Module name, of a shared module its first, -> the pattern that matched first.
 
     >>> matching(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.LayerNorm(1)), ["re:class .*Norm"])
     {'1': 're:class .*Norm'}
@@ -250,10 +251,12 @@ def matching(model: nn.Module, patterns: Iterable[str]) -> dict[str, str]:
         return fnmatch.fnmatchcase(name, pattern)
 
     found: dict[str, str] = {}
-    for name, module in model.named_modules():
+    first: dict[nn.Module, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):  # a shared module answers to all its names
+        first.setdefault(module, name)
         for pattern in patterns:
-            if name not in found and hit(pattern, name, module):
-                found[name] = pattern
+            if first[module] not in found and hit(pattern, name, module):
+                found[first[module]] = pattern
     return found
 
 
@@ -359,15 +362,36 @@ def run_in_region_(module: nn.Module, device_type: str, dtype: torch.dtype) -> N
     if dtype != torch.float32:
         lowered = dict.fromkeys(SAFE_OPS, "lower_precision_fp")
         rules = OpRules(lowered, device_type=device_type, lower=dtype, alone=True)
+    leave_region_(module)
     module.mp_region = (device_type, dtype, rules)  # type: ignore[assignment]
-    if "forward" not in module.__dict__:
-        module.forward = functools.partial(_region_forward, module)  # a bound method would not be found when unpickled
+    if "forward" in module.__dict__:
+        module.mp_own_forward = module.__dict__["forward"]
+    module.forward = functools.partial(_region_forward, module)  # a bound method would not be found when unpickled
+
+
+def leave_region_(module: nn.Module) -> None:
+    """Make a module compute as what surrounds it again; one without a region stays as it is.
+
+    >>> linear = torch.nn.Linear(2, 2)
+    >>> run_in_region_(linear, "cpu", torch.float32)
+    >>> leave_region_(linear)
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     linear(torch.zeros(1, 2)).dtype
+    torch.bfloat16
+    """
+    held = module.__dict__
+    forward = held.get("forward")
+    if held.pop("mp_region", None) is None or getattr(forward, "func", None) is not _region_forward:
+        return
+    del held["forward"]
+    if "mp_own_forward" in held:  # somebody gave this one module a forward of its own
+        held["forward"] = held.pop("mp_own_forward")
 
 
 def _region_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     device_type, dtype, rules = module.mp_region
-    forward = type(module).forward
+    forward = module.__dict__.get("mp_own_forward") or functools.partial(type(module).forward, module)
     if rules is None:
-        return _run(forward, (module, *args), kwargs, device_type, dtype)
+        return _run(forward, args, kwargs, device_type, dtype)
     with rules:
-        return forward(module, *_cast(args, dtype), **_cast(kwargs, dtype))
+        return forward(*_cast(args, dtype), **_cast(kwargs, dtype))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from mp_torch import AmpConfigError, AmpEngine, LossScale
+from mp_torch import AmpConfigError, AmpEngine, AmpStateError, LossScale
 
 
 def r(*shape):
@@ -181,3 +181,68 @@ def test_a_parametrized_weight_trains_by_what_it_is_made_of(precision):
         assert engine.step().applied
     assert (model.weight < before).all()
     assert (model.weight > 0).all()
+
+
+# ---- regions ----
+
+
+def output_dtype(engine, module):
+    with engine.autocast():
+        return module(r(2, 4)).dtype
+
+
+@pytest.mark.parametrize("second", [{}, {"lower": ["0"]}, {"keep_fp32": ["1"]}])
+def test_a_second_engine_takes_back_what_the_first_one_told_modules(second):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    engine_of(model, keep_fp32=["0"])
+    engine = engine_of(model, **second)
+    for at in (0, 1):
+        promised = engine.explain()[str(at)].compute
+        assert output_dtype(engine, model[at]) == getattr(torch, promised)
+    engine_of(model, "fp32")
+    assert all("forward" not in one.__dict__ for one in model)
+
+
+def test_a_forward_that_one_module_was_given_runs_in_the_modules_region_and_comes_back():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    layer = model[0]
+
+    def own(x):
+        return 2 * nn.functional.linear(x, layer.weight, layer.bias)
+
+    layer.forward = own
+    x = r(2, 4)
+    expected = own(x)
+    for _ in range(2):
+        engine = engine_of(model, keep_fp32=["0"])
+        with engine.autocast():
+            assert torch.equal(layer(x), expected)
+    engine_of(model, "fp32")
+    assert layer.forward is own
+
+
+def test_a_shared_module_answers_to_each_of_its_names():
+    layer = nn.Linear(4, 4)
+    model = nn.ModuleDict({"encoder": layer, "decoder": layer})
+    engine = engine_of(model, keep_fp32=["decoder"])
+    assert output_dtype(engine, model["encoder"]) == torch.float32
+    assert engine.explain()["encoder"].rule == "keep_fp32: decoder"
+
+
+def test_the_dtype_contract_is_broken_by_a_cast_of_the_model():
+    model = nn.Linear(4, 4)
+    engine = engine_of(model, "bf16-true")
+    model.float()
+    with pytest.raises(
+        AmpStateError, match=r"^parameter 'weight' was torch\.bfloat16 when the engine was built and is"
+    ):
+        engine.dtypes()
+
+
+def test_weight_decay_that_rounding_loses_counts_as_lost_though_no_gradient_asked_for_it():
+    model = nn.ParameterDict({"w": torch.ones(8)})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
+    engine = AmpEngine(model, optimizer, "bf16-true", master_weights="none", max_grad_norm=None)
+    engine.backward((model["w"].float() * 0.0).sum())
+    report = engine.step()
+    assert report.rounded_away == 1.0
