@@ -100,7 +100,7 @@ def merged(engine: AmpEngine, said: Mapping[str, dict[str, Any]], elsewhere: set
         for key in _AGREED:
             if state[key] != first[key]:
                 raise _disagreement(key, first[key], state[key], stage, other)
-    if first["buffers"] is not None and not (len(own) == 1 and _trained(first) == trained):
+    if any(one["buffers"] for one in own.values()) and not (len(own) == 1 and _trained(first) == trained):
         raise CheckpointError(
             f"the checkpoint was saved within a window by {len(said)} stages, each with a snapshot of its own buffers, "
             "and here the model is cut elsewhere; resume on the same stages, or save after step()"
