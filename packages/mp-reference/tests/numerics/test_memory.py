@@ -109,3 +109,10 @@ def test_panels_and_parts_of_k_change_no_bit_that_is_promised(monkeypatch):
 def row_format(row):
     """A dtype whose numbers the accumulator has."""
     return HALF if row is not mp.BF16 and getattr(row, "format", mp.FP16) != mp.E5M2 else ml_dtypes.float8_e5m2
+
+
+def test_float32_factors_are_used_as_they_are():
+    a, b, c = np.float32([[1.5, 2]]), np.float32([[2], [0.25]]), np.float32([[1]])
+    for out_format in (mp.FP32, mp.FP16, mp.E4M3FN):
+        assert mp.matmul(a, b, out_format=out_format).astype(float).item() == 3.5
+        assert mp.matmul(a, b, c, out_format=out_format).astype(float).item() == 4.5
