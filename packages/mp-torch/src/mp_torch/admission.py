@@ -25,8 +25,21 @@ __all__ = [
     "checked_losses",
     "checked_pair",
     "checked_schedulers",
+    "original",
     "sparse_parameters",
 ]
+
+
+def original(model: nn.Module) -> nn.Module:
+    """The module behind ``torch.compile``'s wrapper, which shares its parameters and calls its forward.
+
+    >>> linear = torch.nn.Linear(1, 1)
+    >>> original(torch.compile(linear, backend="eager")) is original(linear) is linear
+    True
+    """
+    while isinstance(inner := getattr(model, "_orig_mod", None), torch.nn.Module):
+        model = inner
+    return model
 
 
 def checked_pair(model: nn.Module, optimizer: Any) -> list[torch.optim.Optimizer]:

@@ -6,20 +6,21 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from mp_torch.errors import AmpStateError
 from mp_torch.guards import step_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from torch import nn
 
     from mp_torch.assembly import Part
 
 __all__ = ["Admitted"]
 
-_NUMBERS = ("lr", "weight_decay", "momentum", "dampening", "eps")
+_NUMBERS = ("lr", "betas", "weight_decay", "momentum", "dampening", "eps")
 
 
 class Admitted:
@@ -101,7 +102,13 @@ class Admitted:
 def _check_numbers(group: dict[str, Any], where: str) -> None:
     for name in _NUMBERS:
         value = group.get(name)
-        if type(value) is float and not math.isfinite(value):
+        if type(value) is float:
+            fine = math.isfinite(value)
+        elif type(value) is tuple:
+            fine = all(math.isfinite(one) for one in value if type(one) is float)
+        else:
+            fine = not isinstance(value, torch.Tensor) or not value.is_cpu or bool(value.isfinite().all())
+        if not fine:
             raise AmpStateError(
                 f"{name}={value!r} in {where} is not finite and would be written into every parameter; look at the "
                 "scheduler that set it"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from mp_torch.admission import checked_losses, checked_pair, checked_schedulers
+from mp_torch.admission import checked_losses, checked_pair, checked_schedulers, original
 from mp_torch.application import apply_, decision_on, stored_gradients
 from mp_torch.assembly import Assembly
 from mp_torch.buffers import BufferSnapshot
@@ -46,7 +46,7 @@ class AmpEngine(ManyRanks, Persistent):
     """Trains one model in one precision.
 
     Args:
-        model: its parameters live on one device; a ``-true`` precision casts them in place.
+        model: its parameters live on one device; a ``-true`` precision casts them in place. May be compiled.
         optimizer: one, or a sequence of them; all share one loss scale and one decision.
         precision: see ``AmpConfig``.
         scheduler: a learning-rate scheduler, or a sequence of them; steps only when the update was applied.
@@ -79,7 +79,7 @@ class AmpEngine(ManyRanks, Persistent):
         ranks: Ranks | None = None,
         **settings: Unpack[AmpSettings],
     ) -> None:
-        optimizers = checked_pair(model, optimizer)
+        optimizers, model = checked_pair(model, optimizer), original(model)
         self.config = _settled_config(model, config, precision, settings)
         self.schedulers = checked_schedulers(scheduler, optimizers)
         self.model, self.optimizers = unwrapped(model), optimizers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from dataclasses import dataclass, replace
 from typing import Any
@@ -117,6 +116,10 @@ def checked_boundary(boundary: Any) -> bool | None:
     raise AmpConfigError(f"boundary={boundary!r} must be True, False, or None to count up to accumulate_steps")
 
 
+def _is_fp32(value: Any) -> bool:
+    return bool(2.0**-149 <= value <= (2 - 2.0**-23) * 2.0**127)
+
+
 def checked_weight(weight: Any) -> float:
     """The weight of a micro-step, refused unless a mean can be taken with it.
 
@@ -126,10 +129,10 @@ def checked_weight(weight: Any) -> float:
     >>> checked_weight(3)
     3.0
     """
-    if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not 0 < float(weight) < math.inf:
+    if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not _is_fp32(weight):
         number = " (a tensor is none: .item() reads one)" if hasattr(weight, "item") else ""
         raise AmpConfigError(
-            f"weight={weight!r} must be a finite number above 0{number}, such as the number of samples in the "
+            f"weight={weight!r} must be a finite fp32 number above 0{number}, such as the number of samples in the "
             "micro-batch; leave it out for equal micro-batches"
         )
     return float(weight)

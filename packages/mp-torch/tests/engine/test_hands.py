@@ -172,7 +172,7 @@ def test_a_weight_may_be_any_real_number(weight):
 
 def test_a_tensor_as_a_weight_is_refused_with_the_way_out():
     model, engine = build()
-    with pytest.raises(AmpConfigError, match=r"weight=tensor\(3\) must be a finite number.*\.item\(\) reads one"):
+    with pytest.raises(AmpConfigError, match=r"weight=tensor\(3\) must be a finite fp32 number.*\.item\(\) reads one"):
         backward(model, engine, weight=torch.tensor(3))
 
 

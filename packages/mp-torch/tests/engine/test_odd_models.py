@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 
 import pytest
 import torch
@@ -241,6 +242,32 @@ def test_a_parameter_replaced_later_is_refused_instead_of_never_trained():
     model.weight = nn.Parameter(torch.ones(3, 3))
     with pytest.raises(AmpStateError, match=r"parameter 'weight' was replaced by another"):
         step(engine, lambda: model(torch.ones(1, 3)).sum())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("lr", torch.tensor(float("nan"))), ("lr", torch.tensor(math.inf)), ("betas", (math.nan, 0.9))]
+)
+def test_a_tensor_or_a_pair_that_is_not_finite_is_refused_too(name, value):
+    model = nn.Linear(2, 2)
+    engine = AmpEngine(model, torch.optim.AdamW(model.parameters()), "fp32")
+    engine.optimizers[0].param_groups[0][name] = value
+    engine.backward(model(torch.ones(1, 2)).sum())
+    with pytest.raises(AmpStateError, match=rf"^{name}=.* in parameter group 0 of AdamW 0 is not finite"):
+        engine.step()
+    assert model.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"keep_fp32": ["*"]}, {"keep_fp32": [nn.Module]}])
+def test_a_compiled_model_is_the_model_itself_under_its_own_names(settings):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    compiled = torch.compile(model, backend="eager")
+    engine = AmpEngine(compiled, torch.optim.SGD(compiled.parameters(), lr=0.1), "bf16-mixed", **settings)
+    assert engine.model is model
+    with engine.autocast():
+        loss = compiled(torch.ones(2, 4)).float().mean()
+    engine.backward(loss)
+    assert engine.step().applied
+    assert list(engine.masters()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
 @pytest.mark.parametrize("name", ["lr", "weight_decay", "eps"])
