@@ -13,6 +13,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from mp_torch import AmpEngine, CheckpointError, LossScale
 from mp_torch.ranks import checkpoint
+from mp_torch.stages import merged
 
 BEFORE, AFTER = 3, 3
 
@@ -205,6 +206,35 @@ def test_half_a_window_of_two_stages_without_buffers_is_finished_by_one_process(
     assert found.keys() == (first | second).keys()
     assert all(torch.equal(found[name], one) for name, one in (first | second).items())
     assert alone.run(batches(1)[0]).applied
+
+
+def halves_of(engine):
+    """What two stages would have said, each of half the parameters."""
+    state = engine.state_dict()
+    (optimizer,) = state["optimizers"]
+    names = optimizer["groups"][0]["params"]
+    parts = {"stage 0/": names[:4], "stage 1/": names[4:]}
+    return {
+        stage: state | {"optimizers": [optimizer | {"groups": [optimizer["groups"][0] | {"params": some}]}]}
+        for stage, some in parts.items()
+    }
+
+
+def test_stages_that_say_different_scales_make_no_one_engine():
+    engine = Piped(1, "fp32").engine
+    said = halves_of(engine)
+    assert merged(engine, said, set())[0] == engine.state_dict()
+    said["stage 1/"]["loss_scale"] = said["stage 1/"]["loss_scale"] | {"scale": 2.0}
+    with pytest.raises(CheckpointError, match=r"stage 0 saved loss_scale=.* and stage 1 loss_scale=.*'scale': 2\.0"):
+        merged(engine, said, set())
+
+
+def test_an_optimizer_too_many_is_left_for_the_check_of_their_number():
+    engine = Piped(1, "fp32").engine
+    said = halves_of(engine)
+    for one in said.values():
+        one["optimizers"] *= 2
+    assert len(merged(engine, said, set())[0]["optimizers"]) == 2
 
 
 class Same(nn.Module):
