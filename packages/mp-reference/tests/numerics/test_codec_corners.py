@@ -9,8 +9,10 @@ import pytest
 
 import mp_reference as mp
 from mp_reference.numerics.bits import differing_bits
-from mp_reference.numerics.codec import code_dtype, decode, encode, nan_code
+from mp_reference.numerics.codec import code_dtype, decode, decoder_for, encode, encoder_for, nan_code
+from mp_reference.numerics.codec_kernels import assembled
 from mp_reference.numerics.rounding import ROUNDINGS, round_to
+from mp_reference.numerics.workspace import Workspace
 from mp_reference.spec.formats import FORMATS, FloatFormat
 
 CUSTOM = FloatFormat("e6m12", exponent_bits=6, mantissa_bits=12)
@@ -102,3 +104,33 @@ def test_the_first_code_with_a_bit_too_many_is_refused(fmt):
         decode(np.uint64([0, 1 << fmt.bits]), fmt)
     with pytest.raises(TypeError, match=r"^codes must be unsigned integers, got int64; use codes\.astype\(np\.uint"):
         decode(np.int64([0]), fmt)
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(8, np.uint8), (9, np.uint16), (16, np.uint16), (17, np.uint32)])
+def test_codes_take_the_narrowest_integers_that_hold_them(bits, dtype):
+    fmt = FloatFormat("custom", exponent_bits=5, mantissa_bits=bits - 6)
+    assert code_dtype(fmt) == dtype
+    assert encode(FOUR, fmt).dtype == dtype
+    assert differing_bits(decode(encode(FOUR, fmt), fmt), round_to(FOUR, fmt)) == 0
+
+
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS.values() if fmt.bits <= 16], ids=lambda fmt: fmt.name)
+def test_a_special_code_alone_is_decoded_as_among_others(fmt):
+    codes = np.arange(1 << fmt.bits).astype(code_dtype(fmt))
+    values = decode(codes, fmt)
+    special = np.flatnonzero(~np.isfinite(values))
+    for code in [*special[:2], *special[-2:], *(special[len(special) // 2 :][:2])]:
+        assert differing_bits(decode(codes[code : code + 1], fmt), values[code : code + 1]) == 0
+
+
+def test_chunks_without_elements_are_legal():
+    work = Workspace(0, np.dtype(np.float32))
+    for fmt in (mp.FP16, mp.BF16, mp.E4M3FN):
+        codes, numbers = np.zeros(0, code_dtype(fmt)), np.zeros(0, np.float32)
+        encoder_for(fmt, "nearest-even")(numbers, codes, work)
+        encoder_for(fmt, "toward-zero")(numbers, codes, work)
+        decoder_for(fmt)(codes, numbers)
+
+
+def test_where_a_format_has_no_nan_its_place_in_a_table_is_zero():
+    assert assembled(np.float32([np.nan, -1.0]), mp.E2M1FN).tolist() == [0, 10]
