@@ -276,6 +276,12 @@ class MasterWeight(Weight):
         values = local(original.detach()).clone().float()
         self.master = torch.nn.Parameter(values, requires_grad=parameter.requires_grad)
         self._looks = 0
+        self._written = _version(self.master)
+
+    def touch(self) -> None:
+        """Take the master's present bits as the engine's own as well."""
+        super().touch()
+        self._written = _version(self.master)
 
     @property
     def trained(self) -> Tensor:
@@ -303,8 +309,12 @@ class MasterWeight(Weight):
         ``parameter.data`` changes values without counting. A look at some of them finds most such changes.
         """
         present = self.held
-        if _version(present) == self._version and not (look and self._seems_changed()):
-            return False
+        if _version(present) == self._version:
+            if _version(self.master) != self._written:  # somebody wrote the master: the parameter follows it
+                self.store_(self.load(), WriteBack())
+                return False
+            if not (look and self._seems_changed()):
+                return False
         rounded = self.master.detach().to(present.dtype)
         same = (present == rounded) | (present.isnan() & rounded.isnan())
         changed = not bool(same.all())

@@ -7,6 +7,7 @@ use each weight once.
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import functools
 import re
@@ -212,10 +213,12 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
         castable = value.is_floating_point() and value.dtype != torch.float64 and value.dtype != dtype
         return value.to(dtype) if castable else value
-    if type(value) in (list, tuple):
-        return type(value)(_cast(one, dtype) for one in value)
-    if type(value) is dict:
-        return {key: _cast(one, dtype) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return getattr(value, "_make", type(value))(_cast(one, dtype) for one in value)  # a named tuple is made so
+    if isinstance(value, dict):
+        same_kind = copy.copy(value)
+        same_kind.update({key: _cast(one, dtype) for key, one in value.items()})
+        return same_kind
     return value
 
 

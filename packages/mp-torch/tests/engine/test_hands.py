@@ -344,6 +344,19 @@ def test_a_few_elements_changed_through_data_are_found_in_time_wherever_they_are
     assert found
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "fp16-true"])
+def test_a_master_that_somebody_writes_is_what_the_next_update_starts_from(precision):
+    model, engine = build(precision, torch.optim.SGD)
+    step(model, engine)
+    exact = 1.0 + 2.0**-20
+    engine.masters()["0.weight"].fill_(exact)
+    for group in engine.optimizers[0].param_groups:
+        group["lr"] = 0.0
+    assert step(model, engine).applied
+    assert (engine.masters()["0.weight"] == exact).all()
+    assert (model[0].weight == 1.0).all()
+
+
 # ---- warnings ----
 
 

@@ -1,5 +1,6 @@
 """What torch's own modules compute in, against what ``explain()`` says; operators; spectral norms."""
 
+import collections
 import operator
 
 import pytest
@@ -246,3 +247,36 @@ def test_weight_decay_that_rounding_loses_counts_as_lost_though_no_gradient_aske
     engine.backward((model["w"].float() * 0.0).sum())
     report = engine.step()
     assert report.rounded_away == 1.0
+
+
+Pair = collections.namedtuple("Pair", ["x", "label"])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: Pair(x, "a"),
+        lambda x: collections.OrderedDict(x=x, label=None),
+        lambda x: {"x": x, "rest": [x, (x, 3)]},
+        lambda x: collections.defaultdict(list, x=x),
+    ],
+)
+@pytest.mark.parametrize("settings", [{"keep_fp32": ["it"]}, {"lower": ["it"]}])
+def test_inputs_in_any_container_are_cast_for_a_region_and_keep_their_kind(wrap, settings):
+    class Takes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 1)
+
+        def forward(self, inputs):
+            self.seen = type(inputs)
+            x = inputs.x if isinstance(inputs, Pair) else inputs["x"]
+            return self.linear(x) + 0 * x.sum()
+
+    model = nn.ModuleDict({"it": Takes()})
+    engine = engine_of(model, **settings)
+    given = wrap(r(2, 4).bfloat16())
+    with engine.autocast():
+        output = model["it"](given)
+    assert output.dtype == (torch.float32 if "keep_fp32" in settings else torch.bfloat16)
+    assert model["it"].seen is type(given)
