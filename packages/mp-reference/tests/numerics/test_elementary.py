@@ -102,7 +102,8 @@ def assert_rounded(name, fmt, codes):
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_table_is_the_one_that_was_verified(name, fmt):
-    codes = codes_of(getattr(elementary, name)(every_input(FORMATS[fmt]))).astype("<u2")
+    table = getattr(elementary, name)(every_input(FORMATS[fmt]))
+    codes = np.where(np.isnan(table), 0xFFFF, codes_of(table)).astype("<u2")  # every NaN is the same
     assert hashlib.sha256(codes.tobytes()).hexdigest() == DIGESTS[name][fmt]
 
 
