@@ -14,7 +14,7 @@ mkdir -p "$folder" && folder=$(cd "$folder" && pwd) || exit 2  # names are the c
 [ -n "${MP_WHEELS:-}" ] && { MP_WHEELS=$(cd "$MP_WHEELS" && pwd) || exit 2; }
 cd "$root" || exit 2
 export PYTHONPATH="$root/packages/mp-reference/src:$root/packages/mp-torch/src:$root/packages/mp-conformance/src${PYTHONPATH:+:$PYTHONPATH}"
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1  # what is cut off keeps the lines it printed
 
 if [ -n "${MP_WHEELS:-}" ]; then
   mkdir -p "$folder/unpacked"

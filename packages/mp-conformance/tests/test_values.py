@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from mp_conformance import training_oracle, values
+from mp_conformance import Run, ask, select, training_oracle, values
 from mp_conformance.histories import EVENTS, events, flags, histories, tensors
 from mp_conformance.values import LANDMARKS, codes, floats_near, integers_near, landmarks, operands
 from mp_reference.spec.formats import BF16, E2M1FN, E4M3FN, E8M0FNU, FORMATS, FP16, FP32, FloatFormat
@@ -132,3 +132,22 @@ def test_drawn_tensors_are_finite_and_hold_huge_and_tiny_values() -> None:
 
 def test_the_public_names_of_the_strategies_exist() -> None:
     assert all(hasattr(values, name) for name in values.__all__)
+
+
+class ThroughFloat32:
+    """The multiply-add that a unit without one of its own makes of two wider operations."""
+
+    name, device = "through-float32", "cpu"
+
+    def offers(self, operation: str, options: Any) -> bool:  # noqa: ARG002  # the Protocol's names
+        return operation == "fma"
+
+    def perform(self, operation: str, a: Any, b: Any, c: Any) -> Any:  # noqa: ARG002  # as above
+        return (a.astype(np.float32) * b.astype(np.float32) + c.astype(np.float32)).astype(a.dtype)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+def test_a_multiply_add_that_rounds_twice_is_found_by_the_default_number_of_draws(fmt: str, seed: int) -> None:
+    result = ask(select(f"arithmetic.fma.{fmt}")[0], ThroughFloat32(), Run(200, seed, shrink=False))
+    assert result.status == "broken"

@@ -237,7 +237,7 @@ def _run(options: argparse.Namespace) -> int:
         options.report.write_text(report.html(data, before), encoding="utf-8")
     compared = change_lines(before, data) if before else []
     screen = shutil.get_terminal_size((100, 24)) if sys.stdout.isatty() else os.terminal_size((100, 24))
-    lines = summary_lines(results, time.perf_counter() - started, compared, min(screen.columns, 100))
+    lines = summary_lines(results, time.perf_counter() - started, compared, min(max(screen.columns, 60), 100))
     print(*lines, *(f"not asked: {name} {why}" for name, why in absent().items() if not names), sep="\n")
     if interrupted:
         return INTERRUPTED
@@ -280,7 +280,8 @@ def _progress(questions: int, quiet: bool) -> Iterator[tuple[Callable[[Claim, Su
     columns: tuple[Any, ...] = (
         TextColumn("{task.description:<38.38}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
+    hidden = quiet or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as progress:
         bar = progress.add_task("starting", total=questions)
 
         def start(claim: Claim, subject: Subject) -> None:

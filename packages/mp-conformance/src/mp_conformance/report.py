@@ -177,8 +177,8 @@ def _linked(source: str) -> str:
 
 
 def _columns(results: Iterable[Mapping[str, Any]]) -> list[str]:
-    names = dict.fromkeys(r["format"] for r in results if r["format"] != "-")
-    return ["-", *names]
+    names = dict.fromkeys(r["format"] for r in results)
+    return sorted(names, key=lambda name: name != "-")  # "any format" first, the others in their order
 
 
 def _matrix(results: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[Mapping[str, Any]]]]:

@@ -184,6 +184,23 @@ def _coded(words: Array, fmt: FloatFormat) -> Array:
     return np.asarray(magnitude | (sign * int(fmt.signed) << width))
 
 
+def _halfway(a: Array, b: Array, c: Array, word: Array, fmt: FloatFormat) -> tuple[Array, Array, Array]:
+    """Codes whose product has one bit more than ``fmt`` holds, or fits, and a third far below its last bit."""
+    field, width = fmt.mantissa_bits, fmt.bits - int(fmt.signed)
+
+    def shortened(x: Array, kept: int) -> Array:
+        """The significand cut to ``kept`` bits, the hidden one included, of which the last is set."""
+        spare = field + 1 - kept
+        return (x >> spare | 1) << spare
+
+    left = (field + 2) // 2
+    a, b = shortened(a, left), shortened(b, field + 2 - left)
+    top = (1 << fmt.exponent_bits) - 1
+    product = (a >> field & top) + (b >> field & top) - fmt.bias
+    exponent = np.clip(product - (field + 3) - (word & 31), 0, top)
+    return a, b, (c >> width << width) | exponent << field | (c & ((1 << field) - 1))
+
+
 def operands(fmt: FloatFormat, arity: int = 2, size: int = 16) -> st.SearchStrategy[tuple[Array, ...]]:
     """``arity`` arrays whose exponents lie close enough that their sums cancel, tie and carry.
 
@@ -194,7 +211,8 @@ def operands(fmt: FloatFormat, arity: int = 2, size: int = 16) -> st.SearchStrat
 
     Returns:
         A strategy of tuples of arrays of ``fmt.dtype``; half of the elements are any code, the others lie within three
-        binades of the first operand.
+        binades of the first operand. Of three operands, a quarter are such that the product of the first two lies
+        halfway between two numbers of ``fmt`` and the third is a trifle, which a second rounding would lose.
 
     Source: this project.
     """
@@ -211,6 +229,9 @@ def operands(fmt: FloatFormat, arity: int = 2, size: int = 16) -> st.SearchStrat
             near = near + (move - 3 << fmt.mantissa_bits) + (other & ((1 << fmt.mantissa_bits) - 1))
             near = np.clip(near, 0, (1 << width) - 1) | (other >> width << width)
             out.append(np.where(take == 1, near, other))
+        if arity == 3:
+            halfway = rows[1] >> 28 & 3 == 0
+            out = [np.where(halfway, new, old) for new, old in zip(_halfway(*out, rows[2], fmt), out, strict=True)]
         return tuple(x.astype(_UNSIGNED[fmt.dtype.itemsize]).view(fmt.dtype) for x in out)
 
     return _words(arity * size).map(build)

@@ -32,6 +32,9 @@ class Mutant:
     caught_by: str
 
 
+_NOT_OF_THE_REFERENCE = ("ranks", "op_rules", "fused_updates")
+
+
 class MutantSubject:
     """A faithful reference, but for one operation.
 
@@ -47,9 +50,9 @@ class MutantSubject:
         self._honest = ReferenceSubject()
 
     def offers(self, operation: str, options: Mapping[str, Any]) -> bool:
-        """The faulty operation alone."""
+        """The faulty operation alone, also one that the reference lacks."""
         faulty = operation == self.mutant.operation
-        return faulty and (operation in ("ranks", "op_rules") or self._honest.offers(operation, options))
+        return faulty and (operation in _NOT_OF_THE_REFERENCE or self._honest.offers(operation, options))
 
     def perform(self, operation: str, *operands: Any, **options: Any) -> Any:
         """Do it wrong."""
