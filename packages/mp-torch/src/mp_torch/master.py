@@ -306,17 +306,18 @@ class MasterWeight(Weight):
     def reconcile_(self, *, look: bool = True) -> bool:
         """Where the parameter is no longer the rounded master, take the parameter as the new master.
 
-        ``parameter.data`` changes values without counting. A look at some of them finds most such changes.
+        ``parameter.data`` changes uncounted: a look at some finds most; from uncounted NaNs the master is kept.
         """
         present = self.held
-        if _version(present) == self._version:
+        counted = _version(present) != self._version
+        if not counted:
             if _version(self.master) != self._written:  # somebody wrote the master: the parameter follows it
                 self.store_(self.load(), WriteBack())
                 return False
             if not (look and self._seems_changed()):
                 return False
         rounded = self.master.detach().to(present.dtype)
-        same = (present == rounded) | (present.isnan() & rounded.isnan())
+        same = (present == rounded) | (present.isnan() & rounded.isnan() if counted else present.isnan())
         changed = not bool(same.all())
         if changed:
             self.master.detach().copy_(torch.where(same, self.master.detach(), present.float()))
@@ -327,11 +328,11 @@ class MasterWeight(Weight):
         """Whether some elements, others at each step, are no longer the rounded master's."""
         present, master = self.held, self.master.detach()
         if present.numel() > _FEW and present.is_contiguous() and master.is_contiguous():
-            stride = present.numel() // _FEW
-            self._looks += 1
-            first = self._looks * _PRIME % stride
-            present, master = present.view(-1)[first::stride], master.view(-1)[first::stride]
-        return not torch.equal(present, master.to(present.dtype))
+            stride, self._looks = present.numel() // _FEW, self._looks + 1
+            some = slice(self._looks * _PRIME % stride, None, stride)
+            present, master = present.view(-1)[some], master.view(-1)[some]
+        rounded = master.to(present.dtype)
+        return not torch.equal(present, rounded) and bool(((present != rounded) & ~present.isnan()).any())
 
     def state(self) -> dict[str, Tensor]:
         """The master."""

@@ -215,7 +215,7 @@ def test_a_nan_anywhere_is_skipped_and_changes_no_bit(precision, place):
     engine.backward(forward(model, engine, x))
     assert engine.step().applied
     if place == "parameter":
-        model[0].weight.data.view(-1)[0] = NAN  # not counted as a change from outside, so that masters are not rebuilt
+        model[0].weight.data.view(-1)[0] = NAN  # nobody counts it: masters are kept from it
     if place == "buffer":
         model.eval()
         model[1].running_mean[0] = NAN
