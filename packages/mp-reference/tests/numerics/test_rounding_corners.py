@@ -12,11 +12,12 @@ import mp_reference as mp
 from mp_reference.numerics import exact
 from mp_reference.numerics.bits import differing_bits
 from mp_reference.numerics.rounding import ROUNDINGS, round_to
-from mp_reference.spec.formats import FORMATS
+from mp_reference.spec.formats import FORMATS, FloatFormat
 
 DETERMINISTIC = [rounding for rounding in ROUNDINGS if rounding != "stochastic"]
 FLUSHES = [True, "flush-after", "flush-before"]
-KINDS = [mp.FP16, mp.E4M3FN, mp.E2M1FN, mp.E8M0FNU, mp.BF16, mp.TF32]
+LONG = FloatFormat("e8m22", exponent_bits=8, mantissa_bits=22)  # one bit shorter than fp32
+KINDS = [mp.FP16, mp.E4M3FN, mp.E2M1FN, mp.E8M0FNU, mp.BF16, mp.TF32, LONG]
 WIDTHS = [1, 5, 10, 11, 12, 15, 16, 17, 22, 23, 24, 29, 30, 31, 32]
 
 
@@ -65,11 +66,29 @@ def test_a_chunk_of_one_kind_of_values_rounds_stochastically_as_defined(fmt, wid
             with np.errstate(over="ignore"):
                 x = values.astype(carrier)
             for drawn in {0, 1, top // 2, top // 2 + 1, top // 4, max(top - 1, 0), top}:
-                random = np.full(x.shape, drawn, np.uint32)
+                random = np.full(x.shape, drawn | (-1 << width) % 2**32, np.uint32)  # what lies above must not count
                 how = {"random_bits": drawn, "random_width": width}
                 wanted = [exact.round_exact(float(value), fmt, "stochastic", **how) for value in x]
                 got = round_to(x, fmt, "stochastic", random_bits=random, random_width=width)
                 assert differing_bits(got.astype(np.float64), np.array(wanted)) == 0, (kind, carrier, drawn)
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, 33, 51, 52, 53, 54, 63, 64])
+@pytest.mark.parametrize("fmt", [mp.FP16, mp.E4M3FN, mp.BF16, mp.FP32], ids=lambda fmt: fmt.name)
+def test_numbers_go_up_from_the_very_fraction_that_the_random_bits_ask_for(fmt, width):
+    top = 2**width - 1
+    for drawn in (0, 1, top // 2, top // 2 + 1, top - 1, top):
+        fraction = float(1 - Fraction(2 * drawn + 1, 2 ** (width + 1)))  # rounded where float64 cannot hold it
+        beside = [np.nextafter(fraction, towards) for towards in (0.0, fraction, 1.0)]
+        for low, unit in ((0.0, fmt.min_subnormal), (1.0, fmt.epsilon)):
+            numbers = [low + part * unit for part in beside]
+            for carrier in (np.float32, np.float64):
+                x = np.array([*numbers, *np.negative(numbers)]).astype(carrier)
+                how = {"random_bits": drawn, "random_width": width}
+                wanted = [exact.round_exact(float(value), fmt, "stochastic", **how) for value in x]
+                random = np.full(x.shape, drawn, np.uint64 if width > 32 else np.uint32)
+                got = round_to(x, fmt, "stochastic", random_bits=random, random_width=width)
+                assert differing_bits(got.astype(np.float64), np.array(wanted)) == 0, (drawn, low, carrier)
 
 
 @pytest.mark.parametrize("subnormals", FLUSHES)
