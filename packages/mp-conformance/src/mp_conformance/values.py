@@ -231,7 +231,10 @@ def operands(fmt: FloatFormat, arity: int = 2, size: int = 16) -> st.SearchStrat
             out.append(np.where(take == 1, near, other))
         if arity == 3:
             halfway = rows[1] >> 28 & 3 == 0
-            out = [np.where(halfway, new, old) for new, old in zip(_halfway(*out, rows[2], fmt), out, strict=True)]
+            out = [
+                np.where(halfway, new, old)
+                for new, old in zip(_halfway(out[0], out[1], out[2], rows[2], fmt), out, strict=True)
+            ]
         return tuple(x.astype(_UNSIGNED[fmt.dtype.itemsize]).view(fmt.dtype) for x in out)
 
     return _words(arity * size).map(build)
