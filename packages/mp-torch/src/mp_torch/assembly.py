@@ -263,8 +263,12 @@ class Assembly:
                 part.weight.accumulate_()
 
     def foreign_gradient(self) -> str | None:
-        """The first parameter that holds a gradient, before any backward of a window."""
-        return next((part.weight.name for part in self.parts if part.weight.parameter.grad is not None), None)
+        """The first parameter that holds a gradient, before any backward of a window; zeros do no harm."""
+        for part in self.parts:
+            stored = part.weight.stored()
+            if stored is not None and bool((stored.coalesce().values() if stored.is_sparse else stored).any()):
+                return part.weight.name
+        return None
 
     def average_sums_(self, ranks: Ranks) -> None:
         """At the boundary: what replicas added up apart in fp32, their exchange of gradients did not see.

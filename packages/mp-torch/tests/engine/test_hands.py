@@ -86,6 +86,19 @@ def test_a_gradient_that_was_there_before_the_window_is_refused_by_name_and_open
     assert step(model, engine).applied
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
+def test_gradients_set_to_zero_instead_of_none_do_no_harm(precision):
+    model, engine = build(precision)
+    twin, cleared = build(precision)
+    for one in model.parameters():
+        one.grad = torch.zeros_like(one)
+    torch.manual_seed(1)
+    assert step(model, engine).applied
+    torch.manual_seed(1)
+    assert step(twin, cleared).applied
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
 def test_two_engines_whose_losses_share_a_model_are_told_to_clear_it():
     generator, discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
     makes = AmpEngine(generator, torch.optim.SGD(generator.parameters(), lr=0.1), "fp32")
