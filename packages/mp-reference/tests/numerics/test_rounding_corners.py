@@ -12,12 +12,16 @@ import mp_reference as mp
 from mp_reference.numerics import exact
 from mp_reference.numerics.bits import differing_bits
 from mp_reference.numerics.rounding import ROUNDINGS, round_to
+from mp_reference.numerics.rounding_kernels import kernel_for
+from mp_reference.numerics.workspace import Workspace
 from mp_reference.spec.formats import FORMATS, FloatFormat
 
 DETERMINISTIC = [rounding for rounding in ROUNDINGS if rounding != "stochastic"]
 FLUSHES = [True, "flush-after", "flush-before"]
 LONG = FloatFormat("e8m22", exponent_bits=8, mantissa_bits=22)  # one bit shorter than fp32
-KINDS = [mp.FP16, mp.E4M3FN, mp.E2M1FN, mp.E8M0FNU, mp.BF16, mp.TF32, LONG]
+NEAR = [FloatFormat(f"e6m{bits}", exponent_bits=6, mantissa_bits=bits) for bits in (20, 21, 22)]
+HIGH = FloatFormat("e7m3high", exponent_bits=7, mantissa_bits=3, bias=5)  # a large number times its ulp leaves float32
+KINDS = [mp.FP16, mp.E4M3FN, mp.E4M3FNUZ, mp.E2M1FN, mp.E8M0FNU, mp.BF16, mp.TF32, LONG, *NEAR, HIGH]
 WIDTHS = [1, 5, 10, 11, 12, 15, 16, 17, 22, 23, 24, 29, 30, 31, 32]
 
 
@@ -179,3 +183,23 @@ def test_narrow_floats_give_float32_in_any_stride(dtype):
         got = round_to(part, mp.E4M3FN, "toward-zero")
         assert got.dtype == np.float32
         assert differing_bits(got, round_to(part.astype(np.float32), mp.E4M3FN, "toward-zero")) == 0
+
+
+@pytest.mark.parametrize("rounding", DETERMINISTIC)
+def test_the_smallest_float_still_counts_beside_a_smallest_number_of_two(rounding, oracle):
+    fmt = FloatFormat("e3m2two", exponent_bits=3, mantissa_bits=2, bias=-2)
+    assert fmt.min_subnormal == 2.0
+    for x in (np.float32([1e-45, -1e-45, 1.0, 3.0, 0.0]), np.float64([5e-324, -5e-324, 1.0, 3.0, -0.0])):
+        wanted = oracle(x.astype(np.float64), fmt, rounding=rounding)
+        assert differing_bits(round_to(x, fmt, rounding).astype(np.float64), wanted) == 0
+
+
+@pytest.mark.parametrize("carrier", [np.float32, np.float64])
+@pytest.mark.parametrize("fmt", [mp.FP16, mp.E4M3FN, NEAR[0]], ids=lambda fmt: fmt.name)
+def test_numbers_known_to_be_small_are_rounded_alike_but_for_the_sign_of_zero(fmt, carrier):
+    tiny = fmt.min_subnormal * np.linspace(-4, 4, 65)
+    x = np.concatenate([tiny, np.linspace(-0.49, 0.49, 1001) * min(fmt.max, 2.0**20)]).astype(carrier)
+    bounded = kernel_for(fmt, "nearest-even", "ieee", "", x.dtype.name).bounded
+    out = np.empty_like(x)
+    bounded(x, out, Workspace(x.size + 3, x.dtype), None, 0)
+    assert (out == round_to(x, fmt)).all()
