@@ -57,8 +57,7 @@ JOINING_OPS = ("cat", "stack", "bilinear")
 """Functions that refuse inputs of several dtypes; here the result is wide enough for all."""
 
 SAFE_MODULES = ("re:class .*(Rotary|RoPE|Positional?Enc|Position.*Embed|Sinusoid)", r"re:class .*\._SpectralNorm$")
-"""Modules that compute in fp32: positions, which past 256 are not even told from their neighbours in bf16, and the
-spectral norm, whose vectors stay in fp32 from one step to the next."""
+"""Modules that compute in fp32: positions, which bf16 mixes up past 256; spectral norms, whose vectors are fp32."""
 
 _OPERATORS = {
     "pow": ("__pow__", "__rpow__"), "sub": ("__rsub__",), "div": ("__rdiv__",), "matmul": ("__rmatmul__",),
@@ -213,11 +212,15 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
         castable = value.is_floating_point() and value.dtype != torch.float64 and value.dtype != dtype
         return value.to(dtype) if castable else value
+    if type(value) in (list, tuple):
+        return type(value)(_cast(one, dtype) for one in value)
+    if type(value) is dict:
+        return {key: _cast(one, dtype) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return getattr(value, "_make", type(value))(_cast(one, dtype) for one in value)  # a named tuple is made so
     if isinstance(value, dict):
         same_kind = copy.copy(value)
-        same_kind.update({key: _cast(one, dtype) for key, one in value.items()})
+        same_kind.update(_cast(dict(value), dtype))
         return same_kind
     return value
 
@@ -305,19 +308,16 @@ class Depth:
     """How many regions are open, and which of them in this thread. A copy starts with none."""
 
     def __init__(self) -> None:
-        self.value = 0
-        self.here = _Opened()
+        self.value, self.here = 0, _Opened()
 
     def __reduce__(self) -> Any:
-        """Nobody is inside a copy."""
         return Depth, ()
 
 
 def uncompiled(method: Callable[_P, _T]) -> Callable[_P, _T]:
     """Let ``torch.compile`` call a function as it is instead of tracing into it, and leave any inference mode for it.
 
-    As ``torch.compiler.disable``, which imports the whole compiler; here that waits for the first call. What is made
-    under ``torch.inference_mode()`` could never be updated outside it.
+    As ``torch.compiler.disable``, which imports the whole compiler; here that waits for the first call.
 
     Args:
         method: what runs fused kernels, which the compiler can neither trace nor speed up.
@@ -378,12 +378,10 @@ def leave_region_(module: nn.Module) -> None:
     >>> linear = torch.nn.Linear(2, 2)
     >>> run_in_region_(linear, "cpu", torch.float32)
     >>> leave_region_(linear)
-    >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     linear(torch.zeros(1, 2)).dtype
-    torch.bfloat16
+    >>> "forward" in linear.__dict__
+    False
     """
-    held = module.__dict__
-    forward = held.get("forward")
+    held, forward = module.__dict__, module.__dict__.get("forward")
     if held.pop("mp_region", None) is None or getattr(forward, "func", None) is not _region_forward:
         return
     del held["forward"]
@@ -393,7 +391,9 @@ def leave_region_(module: nn.Module) -> None:
 
 def _region_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     device_type, dtype, rules = module.mp_region
-    forward = module.__dict__.get("mp_own_forward") or functools.partial(type(module).forward, module)
+    forward, args = type(module).forward, (module, *args)
+    if hasattr(module, "mp_own_forward"):
+        forward, args = module.mp_own_forward, args[1:]
     if rules is None:
         return _run(forward, args, kwargs, device_type, dtype)
     with rules:
