@@ -134,3 +134,14 @@ def test_chunks_without_elements_are_legal():
 
 def test_where_a_format_has_no_nan_its_place_in_a_table_is_zero():
     assert assembled(np.float32([np.nan, -1.0]), mp.E2M1FN).tolist() == [0, 10]
+
+
+@pytest.mark.parametrize("rounding", [rounding for rounding in ROUNDINGS if rounding != "stochastic"])
+@pytest.mark.parametrize("bits", [4, 5, 6])
+def test_eight_bits_that_are_mostly_fraction_are_encoded_as_they_round(bits, rounding, edges):
+    fmt = FloatFormat(f"e{7 - bits}m{bits}", exponent_bits=7 - bits, mantissa_bits=bits, specials="finite")
+    x = edges(fmt)
+    x = x[~np.isnan(x)]
+    for subnormals in (True, False, "flush-before"):
+        how = {"rounding": rounding, "subnormals": subnormals}
+        assert differing_bits(decode(encode(x, fmt, **how), fmt), round_to(x, fmt, **how)) == 0
