@@ -114,13 +114,20 @@ def test_folders_of_the_report_are_made(tmp_path: Path) -> None:
     assert data.exists()
 
 
+# A shell lets what it runs in the background ignore interrupts, and children inherit that.
+_HEEDING = (
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "runpy.run_module('mp_conformance', run_name='__main__')"
+)
+
+
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_stopped_keeps_what_it_found_and_says_what_it_did_not_reach(stop: int, tmp_path: Path) -> None:
     code = "import time\nclass Slow:\n  name, device = 'slow', 'cpu'\n"
     code += "  def offers(self, operation, options): return operation == 'cast'\n"
     code += "  def perform(self, *_, **__): print('here', flush=True); time.sleep(60)\n"
     (tmp_path / "slow_subject.py").write_text(code)
-    command = [sys.executable, "-m", "mp_conformance", "--claims", "format.fp16.*,cast.float32.fp16,cast.float32.bf16"]
+    command = [sys.executable, "-c", _HEEDING, "--claims", "format.fp16.*,cast.float32.fp16,cast.float32.bf16"]
     command += ["--subjects", "reference,slow_subject:Slow", "--json", str(tmp_path / "r.json"), "--max-examples", "3"]
     run = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,

@@ -8,7 +8,6 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -18,22 +17,32 @@ if TYPE_CHECKING:
 __all__ = ["Apart", "undisturbed"]
 
 
-_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "torch's float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "torch's deterministic algorithms": (
-        torch.are_deterministic_algorithms_enabled,
-        torch.use_deterministic_algorithms,
-    ),
-}
-"""What all threads share: how it is read and written. Error states, grad mode and devices belong to each thread."""
+_Global = tuple["Callable[[], Any]", "Callable[[Any], object]"]
 
-_SILENT: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
-    (random.getstate, random.setstate),
-    (np.random.get_state, np.random.set_state),
-    (torch.get_rng_state, torch.set_rng_state),
-    (torch.get_num_threads, torch.set_num_threads),  # what new threads begin with cannot be read from this one
-)
+
+def _settings() -> dict[str, _Global]:
+    """What all threads share: how it is read and written. Error states, grad mode and devices belong to each thread."""
+    import torch  # here, because a fake device must be installed before torch is imported, and lives in this package
+
+    return {
+        "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+        "torch's float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        "torch's deterministic algorithms": (
+            torch.are_deterministic_algorithms_enabled,
+            torch.use_deterministic_algorithms,
+        ),
+    }
+
+
+def _silent() -> list[_Global]:
+    import torch
+
+    return [
+        (random.getstate, random.setstate),
+        (np.random.get_state, np.random.set_state),
+        (torch.get_rng_state, torch.set_rng_state),
+        (torch.get_num_threads, torch.set_num_threads),  # what new threads begin with cannot be read from this one
+    ]
 
 
 @contextmanager
@@ -46,23 +55,25 @@ def undisturbed(notes: list[str]) -> Iterator[None]:
 
     Source: this project.
 
+    >>> import torch
     >>> said = []
     >>> with undisturbed(said):
     ...     torch.set_default_dtype(torch.float64)
     >>> torch.get_default_dtype(), said
     (torch.float32, ["torch's default dtype was left at torch.float64; it is torch.float32 again"])
     """
-    settings = {name: read() for name, (read, _) in _SETTINGS.items()}
-    states = [read() for read, _ in _SILENT]
+    shared, silent = _settings(), _silent()
+    settings = {name: read() for name, (read, _) in shared.items()}
+    states = [read() for read, _ in silent]
     try:
         yield
     finally:
-        for name, (read, write) in _SETTINGS.items():
+        for name, (read, write) in shared.items():
             left = read()
             if left != settings[name]:
                 write(settings[name])
                 notes.append(f"{name} was left at {left}; it is {settings[name]} again")
-        for (_, write), state in zip(_SILENT, states, strict=True):
+        for (_, write), state in zip(silent, states, strict=True):
             write(state)
 
 
