@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -183,7 +184,12 @@ class Training:
         self.engine.load_state_dict(saved[1])
 
     def trace(self) -> list[StepTrace]:
-        """Every step of the history."""
+        """Every step of the history; a weight that it carries past fp16 is meant."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* past fp16's largest", UserWarning)
+            return self._trace()
+
+    def _trace(self) -> list[StepTrace]:
         trace, done = [], 0
         for window in self.history.windows:
             for index, micro in enumerate(window):
