@@ -10,8 +10,9 @@ import pytest
 
 import mp_reference as mp
 from mp_reference.numerics import exact
+from mp_reference.numerics import rounding as walking
 from mp_reference.numerics.bits import differing_bits
-from mp_reference.numerics.rounding import ROUNDINGS, round_to
+from mp_reference.numerics.rounding import ROUNDINGS, check_rounding, round_to
 from mp_reference.numerics.rounding_kernels import kernel_for
 from mp_reference.numerics.workspace import Workspace
 from mp_reference.spec.formats import FORMATS, FloatFormat
@@ -37,6 +38,8 @@ def places(fmt):
             "subnormal": fmt.min_normal * np.float64([0.5, 0.7, -0.96875]),
             "smallest normal": fmt.min_normal * np.float64([1.0, 1 - fmt.epsilon / 4, 1 + fmt.epsilon / 2]),
             "normal": one * np.float64([1.0, 1 + fmt.epsilon / 2, -1 - fmt.epsilon * 0.75]),
+            "the next float": one
+            * np.nextafter(np.float32([1, -1, 1, -1]), np.float32([2, -2, 0, 0])).astype(np.float64),
             "the last binade": fmt.max * np.float64([0.5, 0.625, -0.8125, 1.0]),
             "past the largest": fmt.max * np.float64([1 + fmt.epsilon / 8, 1.5, 4.0, -4.0]),
             "infinite": np.float64([np.inf, -np.inf]),
@@ -169,6 +172,7 @@ def test_integers_around_the_end_of_float64s_precision_round_once(bits):
 def test_fractions_beyond_either_end_and_just_beside_ties_round_once(rounding):
     beside = [Fraction(0), Fraction(1, 2**90), Fraction(-1, 2**90)]
     ties = [Fraction(2049), Fraction(2**24 + 1), Fraction(3, 2**25), 1 + Fraction(1, 2**11), Fraction(65520)]
+    beside += [Fraction(1, 2**53), Fraction(1, 2**52)]  # the last bit of 54, and of 53
     ends = [Fraction(10) ** 400, Fraction(1, 10**400), Fraction(7, 2**1080), Fraction(2**1023), Fraction(5, 3 * 2**150)]
     values = [sign * value for value in [tie + by for tie in ties for by in beside] + ends for sign in (1, -1)]
     for fmt in (mp.FP16, mp.FP32, mp.E4M3FN):
@@ -203,3 +207,37 @@ def test_numbers_known_to_be_small_are_rounded_alike_but_for_the_sign_of_zero(fm
     out = np.empty_like(x)
     bounded(x, out, Workspace(x.size + 3, x.dtype), None, 0)
     assert (out == round_to(x, fmt)).all()
+
+
+def test_integers_of_zero_have_no_sign():
+    for dtype in (np.int8, np.uint8, np.int64, np.uint64, object):
+        assert not np.signbit(round_to(np.zeros(3, dtype), mp.FP16)).any()
+
+
+def test_an_integer_in_a_list_counts_from_the_first_bit_that_float64_would_drop(oracle):
+    for whole in (2**53 - 1, 2**53, 2**53 + 1, -(2**53) - 1):
+        for rounding in DETERMINISTIC:
+            wanted = exact.round_exact(Fraction(whole), mp.FP32, rounding)
+            assert round_to([whole, 0.5], mp.FP32, rounding).tolist() == [wanted, 0.5]
+
+
+def test_a_rounding_alone_is_a_legal_choice():
+    for rounding in ROUNDINGS:
+        check_rounding(rounding)
+
+
+def test_threads_share_parts_longer_than_a_chunk(monkeypatch):
+    monkeypatch.setattr(walking, "_WORTH_SHARING", 1000)
+    x = np.random.default_rng(14).standard_normal(100_001).astype(np.float32)
+    for fmt in (mp.FP16, mp.BF16, mp.E4M3FN):
+        assert differing_bits(round_to(x, fmt, "toward-zero", threads=2), round_to(x, fmt, "toward-zero")) == 0
+
+
+def test_a_generator_serves_strided_arrays_in_their_order():
+    x = np.random.default_rng(15).standard_normal(140_000).astype(np.float32)
+    for fmt in (mp.FP16, mp.BF16):
+        apart, together = (
+            round_to(values, fmt, "stochastic", random_bits=np.random.default_rng(16))
+            for values in (x[::2], x[::2].copy())
+        )
+        assert differing_bits(apart, together) == 0
