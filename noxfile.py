@@ -93,6 +93,20 @@ def peers(session: nox.Session) -> None:
 
 
 @nox.session
+def mutation(session: nox.Session) -> None:
+    """Does a test notice each small change of rounding, of the codes and of the loss scale?
+
+    Takes an hour or two. ``nox -s mutation -- "mp_reference.amp.loss_scale*"`` asks it of one module, in minutes;
+    docs/decisions/2026-11-30-mutation.md explains every change that none notices.
+    """
+    install(session, "numpy", "ml_dtypes", "mpmath", "mutmut", *PYTEST)
+    session.chdir("packages/mp-reference")
+    session.env["HYPOTHESIS_PROFILE"] = "ci"
+    session.run("mutmut", "run", *session.posargs)
+    session.run("mutmut", "results")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Is the code written as STYLE asks, and does each module import only what it may?"""
     install(session, "ruff", "import-linter")
