@@ -42,7 +42,8 @@ def _drawn(operation: str, fmt: FloatFormat, rounding: str) -> Check:
             expected = oracle.arithmetic(operation, inputs, fmt, rounding)
             return assert_same_bits(subject.perform(operation, *inputs, **extra), expected, inputs=inputs)
 
-        run.draw(values.operands(fmt, _ARITY[operation], size=256 if operation == "sqrt" else 16), one)
+        rare = operation == "sqrt" and rounding == "nearest-even"  # roots that two roundings, or torch's own, spoil
+        run.draw(values.operands(fmt, _ARITY[operation], size=256 if rare else 16), one)
 
     return check
 
