@@ -187,11 +187,18 @@ format = ["fp32", "bf16"]
 """
 
 
+# A shell lets what it runs in the background ignore interrupts, and children inherit that.
+HEEDING = (
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "runpy.run_module('mp_reference.lab', run_name='__main__')"
+)
+
+
 @pytest.mark.parametrize("whole_group", [False, True])  # kill -INT, or an interrupt typed at the terminal
 def test_an_interrupted_run_keeps_its_finished_cells_and_ends_in_one_line(tmp_path: Path, whole_group: bool) -> None:
     path, results = tmp_path / "slow.toml", tmp_path / "results"
     path.write_text(SLOW)
-    command = [sys.executable, "-m", "mp_reference.lab", "run", str(path), "--results", str(results), "--workers", "2"]
+    command = [sys.executable, "-c", HEEDING, "run", str(path), "--results", str(results), "--workers", "2"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
