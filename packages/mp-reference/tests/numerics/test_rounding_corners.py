@@ -22,7 +22,9 @@ FLUSHES = [True, "flush-after", "flush-before"]
 LONG = FloatFormat("e8m22", exponent_bits=8, mantissa_bits=22)  # one bit shorter than fp32
 NEAR = [FloatFormat(f"e6m{bits}", exponent_bits=6, mantissa_bits=bits) for bits in (20, 21, 22)]
 HIGH = FloatFormat("e7m3high", exponent_bits=7, mantissa_bits=3, bias=5)  # a large number times its ulp leaves float32
-KINDS = [mp.FP16, mp.E4M3FN, mp.E4M3FNUZ, mp.E2M1FN, mp.E8M0FNU, mp.BF16, mp.TF32, LONG, *NEAR, HIGH]
+SMALL = FloatFormat("e4m3small", exponent_bits=4, mantissa_bits=3, bias=20)  # all of its numbers are below 1
+POWERS = FloatFormat("e5m0", exponent_bits=5, mantissa_bits=0)  # one digit: every number is odd
+KINDS = [mp.FP16, mp.E4M3FN, mp.E4M3FNUZ, mp.E2M1FN, mp.E8M0FNU, mp.BF16, mp.TF32, LONG, *NEAR, HIGH, SMALL, POWERS]
 WIDTHS = [1, 5, 10, 11, 12, 15, 16, 17, 22, 23, 24, 29, 30, 31, 32]
 
 
@@ -75,9 +77,10 @@ def test_a_chunk_of_one_kind_of_values_rounds_stochastically_as_defined(fmt, wid
             for drawn in {0, 1, top // 2, top // 2 + 1, top // 4, max(top - 1, 0), top}:
                 random = np.full(x.shape, drawn | (-1 << width) % 2**32, np.uint32)  # what lies above must not count
                 how = {"random_bits": drawn, "random_width": width}
-                wanted = [exact.round_exact(float(value), fmt, "stochastic", **how) for value in x]
-                got = round_to(x, fmt, "stochastic", random_bits=random, random_width=width)
-                assert differing_bits(got.astype(np.float64), np.array(wanted)) == 0, (kind, carrier, drawn)
+                wanted = np.array([exact.round_exact(float(value), fmt, "stochastic", **how) for value in x])
+                for part in (slice(None), slice(1)):
+                    got = round_to(x[part], fmt, "stochastic", random_bits=random[part], random_width=width)
+                    assert differing_bits(got.astype(np.float64), wanted[part]) == 0, (kind, carrier, drawn)
 
 
 @pytest.mark.parametrize("width", [*WIDTHS, 33, 51, 52, 53, 54, 63, 64])
