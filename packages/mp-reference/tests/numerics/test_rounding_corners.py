@@ -40,6 +40,7 @@ def places(fmt):
             "subnormal": fmt.min_normal * np.float64([0.5, 0.7, -0.96875]),
             "smallest normal": fmt.min_normal * np.float64([1.0, 1 - fmt.epsilon / 4, 1 + fmt.epsilon / 2]),
             "normal": one * np.float64([1.0, 1 + fmt.epsilon / 2, -1 - fmt.epsilon * 0.75]),
+            "a binade below": one * np.float64([0.5, 0.75, -0.875, 0.5 + fmt.epsilon]),
             "the next float": one
             * np.nextafter(np.float32([1, -1, 1, -1]), np.float32([2, -2, 0, 0])).astype(np.float64),
             "the last binade": fmt.max * np.float64([0.5, 0.625, -0.8125, 1.0]),
