@@ -22,18 +22,10 @@ from mp_torch.decision import ClipSet
 from mp_torch.devices import device_of
 from mp_torch.drift import Admitted
 from mp_torch.dtypes import Precision, precision_named
-from mp_torch.errors import AmpConfigError
-from mp_torch.precision import (
-    JOINING_OPS,
-    SAFE_MODULES,
-    SAFE_OPS,
-    STATISTICS,
-    OpRules,
-    leave_region_,
-    matching,
-    run_in_region_,
-)
+from mp_torch.errors import AmpConfigError, AmpStateError
+from mp_torch.precision import JOINING_OPS, SAFE_OPS, OpRules
 from mp_torch.ranks import cast_, local, place_of
+from mp_torch.regions import SAFE_MODULES, STATISTICS, leave_region_, matching, run_in_region_
 from mp_torch.update import OwnUpdater, Updater, updater_for
 
 if TYPE_CHECKING:
@@ -262,13 +254,20 @@ class Assembly:
             if self.config.accumulate == "fp32" or (stored is not None and stored.is_sparse):
                 part.weight.accumulate_()
 
-    def foreign_gradient(self) -> str | None:
-        """The first parameter that holds a gradient, before any backward of a window; zeros do no harm."""
+    def require_no_gradients(self) -> None:
+        """Before the first backward of a window; zeros do no harm.
+
+        Raises:
+            AmpStateError: a parameter holds a gradient; it is named.
+        """
         for part in self.parts:
             stored = part.weight.stored()
             if stored is not None and bool((stored.coalesce().values() if stored.is_sparse else stored).any()):
-                return part.weight.name
-        return None
+                raise AmpStateError(
+                    f"{part.weight.name!r} holds a gradient that this engine did not make, from loss.backward() or "
+                    "another engine, and the window would add its own, scaled, to it; give engine.backward() every "
+                    "loss, or call model.zero_grad() before the window"
+                )
 
     def average_sums_(self, ranks: Ranks) -> None:
         """At the boundary: what replicas added up apart in fp32, their exchange of gradients did not see.

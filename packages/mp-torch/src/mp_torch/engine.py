@@ -14,6 +14,7 @@ from mp_torch.assembly import Assembly
 from mp_torch.buffers import BufferSnapshot
 from mp_torch.choice import select_precision
 from mp_torch.config import AmpConfig, AmpSettings
+from mp_torch.contexts import Depth, Reentrant, uncompiled
 from mp_torch.devices import device_of
 from mp_torch.errors import AmpConfigError, AmpStateError
 from mp_torch.explanation import DtypeContract, Explanation, dtype_contract, explanation, summary
@@ -22,7 +23,7 @@ from mp_torch.outcome import Step, idle_outcome
 from mp_torch.parallel import ManyRanks
 from mp_torch.persistence import Persistent
 from mp_torch.phase import Phase, checked_boundary, checked_weight
-from mp_torch.precision import Depth, Region, run_backward, uncompiled
+from mp_torch.precision import run_backward
 from mp_torch.ranks import unwrapped, why_fixed
 from mp_torch.report import StepReport
 from mp_torch.scaling import LossScale, MovingScale, fp32, low_dtype, representable
@@ -110,7 +111,7 @@ class AmpEngine(ManyRanks, Persistent):
         Returns:
             A context manager, which may be entered again and nested, and decorates functions.
         """
-        return Region(self._forward, self._depth)
+        return Reentrant(self._forward, self._depth)
 
     def _forward(self) -> AbstractContextManager[Any]:
         if torch.is_autocast_enabled(self.device.type):
@@ -156,7 +157,7 @@ class AmpEngine(ManyRanks, Persistent):
         if self.phase.open:
             self.assembly.accumulate_()
         else:
-            self._require_clean()
+            self.assembly.require_no_gradients()
             phase = replace(phase, loss_dtype=low_dtype(losses))
             self._notices.missing_snapshot(self.buffers)
         seeds = [self.scale.seed(one, phase.loss_dtype, weight) for one in losses]
@@ -310,15 +311,6 @@ class AmpEngine(ManyRanks, Persistent):
                 f"non-finite gradient: {step.cause} at loss scale {state.scale!r}, which no smaller one could help; "
                 "nothing was updated; look for infinities or NaNs in the data and the forward pass, or use "
                 "nonfinite='skip'"
-            )
-
-    def _require_clean(self) -> None:
-        name = self.assembly.foreign_gradient()
-        if name is not None:
-            raise AmpStateError(
-                f"{name!r} holds a gradient that this engine did not make, from loss.backward() or another engine, and "
-                "the window would add its own, scaled, to it; give engine.backward() every loss, or call "
-                "model.zero_grad() before the window"
             )
 
     def _discard_(self) -> None:

@@ -49,7 +49,7 @@ class _UncastMoments:
 
 
 def guard_(optimizer: torch.optim.Optimizer, is_barred: Callable[[], bool]) -> None:
-    """Hang both on an optimizer, in place of those of an engine before.
+    """Hang both on an optimizer, the bar in place of that of an engine before.
 
     Args:
         optimizer: an engine's.
@@ -65,6 +65,9 @@ def guard_(optimizer: torch.optim.Optimizer, is_barred: Callable[[], bool]) -> N
     for key in [key for key, hook in hooks.items() if isinstance(hook, _StepBar)]:
         del hooks[key]
     optimizer.register_step_pre_hook(_StepBar(is_barred))
+    loaded = optimizer._optimizer_load_state_dict_post_hooks.values()  # noqa: SLF001
+    if any(isinstance(getattr(hook, "__self__", None), _UncastMoments) for hook in loaded):
+        return
     moments = _UncastMoments()
     optimizer.register_load_state_dict_pre_hook(moments.before)
     optimizer.register_load_state_dict_post_hook(moments.after)

@@ -12,7 +12,7 @@ from torch import nn
 
 from mp_reference.spec.memory import ROLES, SHARDING, bytes_per_parameter, moment_count
 from mp_torch.errors import AmpConfigError
-from mp_torch.precision import SAFE_MODULES, STATISTICS, matching
+from mp_torch.regions import SAFE_MODULES, STATISTICS, matching
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

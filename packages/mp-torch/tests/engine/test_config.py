@@ -15,7 +15,7 @@ from torch import nn
 
 from mp_torch import AmpConfig, AmpConfigError, AmpEngine, LossScale
 from mp_torch.dtypes import PRECISIONS, precision_named
-from mp_torch.precision import matching
+from mp_torch.regions import matching
 
 
 @st.composite

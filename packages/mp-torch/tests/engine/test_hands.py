@@ -71,6 +71,15 @@ def test_an_engine_that_is_gone_bars_nobody():
     optimizer.step()
 
 
+def test_engines_that_follow_each_other_hang_one_guard_of_each_kind_on_an_optimizer():
+    model, engine = build()
+    optimizer = engine.optimizers[0]
+    for _ in range(3):
+        AmpEngine(model, optimizer, "fp32")
+    for kind in ("step_pre", "load_state_dict_pre", "load_state_dict_post"):
+        assert len(getattr(optimizer, f"_optimizer_{kind}_hooks")) == 1
+
+
 # ---- gradients that the engine did not make ----
 
 
