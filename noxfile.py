@@ -54,7 +54,7 @@ def emulation(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """Do the reference, the engine and this machine's torch agree, claim by claim?
 
-    Takes at most five minutes on two cores. ``nox -s conformance -- --deep`` draws more and longer.
+    Takes at most six minutes on two cores. ``nox -s conformance -- --deep`` draws more and longer.
     """
     install(session, *EVERYTHING, *PYTEST, "pytest-xdist", SOFTFLOAT)
     reports = ("--conformance-report=runs/conformance.html", "--conformance-json=runs/conformance.json")
