@@ -76,16 +76,26 @@ def peers(factors: list[Any]) -> dict[str, Call]:
 
 
 def measured(calls: dict[str, Call], repeats: int) -> dict[str, float]:
-    """Median seconds of each call, all calls in turn ``repeats`` times after one round unmeasured."""
+    """Median seconds of each call, all in turn ``repeats`` times; short ones several times a turn, the first aside."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for round_ in range(repeats + 1):
+    for _ in range(repeats):
         for name, call in calls.items():
-            clock = time.perf_counter if "wall" in name else time.process_time
-            start = clock()
             call()
-            if round_:
-                seconds[name].append(clock() - start)
+            often = max(1, round(_TURN / _seconds(name, call, 1)))
+            seconds[name].append(_seconds(name, call, often))
     return {name: median(values) for name, values in seconds.items()}
+
+
+_TURN = 0.02  # seconds that a turn lasts at least
+
+
+def _seconds(name: str, call: Call, often: int) -> float:
+    """Seconds of one call, the mean of several."""
+    clock = time.perf_counter if "wall" in name else time.process_time
+    begun = clock()
+    for _ in range(often):
+        call()
+    return (clock() - begun) / often
 
 
 RATIOS = [

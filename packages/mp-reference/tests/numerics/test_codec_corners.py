@@ -145,3 +145,24 @@ def test_eight_bits_that_are_mostly_fraction_are_encoded_as_they_round(bits, rou
     for subnormals in (True, False, "flush-before"):
         how = {"rounding": rounding, "subnormals": subnormals}
         assert differing_bits(decode(encode(x, fmt, **how), fmt), round_to(x, fmt, **how)) == 0
+
+
+def test_every_fp16_number_and_midpoint_and_their_neighbours_have_the_librarys_codes_among_others():
+    codes = np.arange(0x7C00, dtype=np.uint16)
+    numbers = codes.view(np.float16).astype(np.float32)
+    midpoints = (numbers + np.append(numbers[1:], np.float32(65536))) / 2
+    near = np.concatenate([numbers, midpoints])
+    x = np.concatenate([near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf))])
+    np.random.default_rng(6).shuffle(x)
+    for values in (x, -x, np.where(np.arange(x.size) % 3, x, -x)):
+        with np.errstate(over="ignore"):
+            wanted = values.astype(np.float16).view(np.uint16)
+        assert (encode(values, mp.FP16) == wanted).all()
+        lasting = np.abs(values) > 2.0**-25  # without a code of zero among them
+        assert (encode(values[lasting], mp.FP16) == wanted[lasting]).all()
+
+
+def test_numbers_just_past_the_largest_are_infinite_without_larger_ones_among_them():
+    x = np.linspace(65520, 131071, 20_000, dtype=np.float32)
+    assert (encode(x, mp.FP16) == 0x7C00).all()
+    assert (encode(-x, mp.FP16) == 0xFC00).all()

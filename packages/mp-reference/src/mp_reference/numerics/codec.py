@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from mp_reference.numerics.arguments import RandomBits
-    from mp_reference.numerics.codec_kernels import Encoder
     from mp_reference.numerics.rounding import Overflow, Rounding, Subnormals
 
 __all__ = [
-    "cast", "code_dtype", "decode", "decoder_for", "encode", "encode_representable", "encoder_for", "nan_code",
-    "refuse_nan",
+    "cast", "code_dtype", "decode", "decoder_for", "encode", "encode_into", "encode_representable", "encoder_for",
+    "nan_code", "refuse_nan",
 ]  # fmt: skip
 
 
+_CODES = 2 * CHUNK  # a chunk's numbers and codes: four of its buffers, or fewer, are used
 _LIBRARY_SOONER = 16384
 """Elements below which NumPy's scalar conversion to fp16 beats a dozen calls."""
 
@@ -78,10 +78,12 @@ def encode(
         plain = rounding == "nearest-even" and overflow == "ieee" and subnormals is True
         if plain and (fmt == BF16 or (fmt == FP16 and (values.size < _LIBRARY_SOONER or not contiguous))):
             return _library_codes(values, fmt)
-        write = encoder_for(fmt, rounding, overflow, flush_of(subnormals))
-        if write is not None and contiguous:
+        how = (rounding, overflow, flush_of(subnormals))
+        if contiguous and encoder_for(fmt, *how) is not None:
             refuse_nan(values, fmt)
-            return _chunked(write, values, code_dtype(fmt))
+            codes = np.empty(values.shape, code_dtype(fmt))
+            encode_into(values, fmt, codes, *how)
+            return codes
     rounded = round_to(values, fmt, rounding, overflow, subnormals, random_bits, random_width=random_width)
     return encode_representable(rounded, fmt)
 
@@ -116,9 +118,10 @@ def encode_representable(rounded: NDArray[Any], fmt: FloatFormat) -> NDArray[Any
     """
     refuse_nan(rounded, fmt)
     narrow = np.ascontiguousarray(rounded, np.float32).reshape(rounded.shape)  # exact: float32 holds every format
-    write = encoder_for(fmt, "toward-zero", "ieee", "")
-    if write is not None:
-        return _chunked(write, narrow, code_dtype(fmt))
+    if encoder_for(fmt, "toward-zero") is not None:
+        codes = np.empty(narrow.shape, code_dtype(fmt))
+        encode_into(narrow, fmt, codes, "toward-zero")
+        return codes
     pattern = narrow.view(np.uint32)
     if fmt == FP32:
         return pattern.copy()
@@ -147,15 +150,29 @@ def refuse_nan(values: NDArray[Any], fmt: FloatFormat) -> None:
         )
 
 
-def _chunked(write: Encoder, x: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Run an encoder over a contiguous array in chunks."""
-    out = np.empty(x.shape, dtype)
+def encode_into(x: NDArray[np.float32], fmt: FloatFormat, out: NDArray[Any], *how: Any) -> None:
+    """Round and encode into given memory, where there is a fast encoder.
+
+    Args:
+        x: float32, contiguous, no NaN where the format has none.
+        fmt: a format for which ``encoder_for`` knows one.
+        out: ``code_dtype(fmt)``, contiguous, as many elements; written.
+        how: rounding, overflow and flush, as ``encoder_for``; to nearest even unless given.
+
+    Source: this module.
+
+    >>> out = np.empty(1, np.uint16)
+    >>> encode_into(np.float32([1.5]), FP16, out)
+    >>> out.tolist()
+    [15872]
+    """
+    write = encoder_for(fmt, *(how or ("nearest-even",)))
+    assert write is not None
     source, target = x.reshape(-1), out.reshape(-1)
-    with np.errstate(all="ignore"), borrowed(x.dtype) as work:
-        for start in range(0, x.size, CHUNK):
-            part = source[start : start + CHUNK]
-            write(part, target[start : start + CHUNK], work.first(part.size))
-    return out
+    with np.errstate(all="ignore"), borrowed(np.float32, _CODES) as work:
+        for start in range(0, source.size, _CODES):
+            part = source[start : start + _CODES]
+            write(part, target[start : start + _CODES], work.first(part.size))
 
 
 def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
@@ -193,8 +210,8 @@ def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
     given = np.ascontiguousarray(given, code_dtype(fmt)).reshape(given.shape)
     out = np.empty(given.shape, np.float32)
     flat, target = given.reshape(-1), out.reshape(-1)
-    for start in range(0, flat.size, 2 * CHUNK):  # no buffer but the output itself
-        read(flat[start : start + 2 * CHUNK], target[start : start + 2 * CHUNK])
+    for start in range(0, flat.size, _CODES):  # no buffer but the output itself
+        read(flat[start : start + _CODES], target[start : start + _CODES])
     return out
 
 

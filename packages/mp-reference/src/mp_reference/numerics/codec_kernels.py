@@ -68,6 +68,7 @@ def nan_code(fmt: FloatFormat) -> int:
     return (1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1
 
 
+_LEAST_FIELD, _FIRST_FIELD_PAST = 113, 143  # float32's exponent fields of 2**-14 and of 2**16
 _LEAST_UNIT = 2.0**-131  # below it float32's upper half has no room for a midpoint and one bit more
 
 
@@ -102,11 +103,11 @@ def encoder_for(fmt: FloatFormat, rounding: str, overflow: str = "ieee", flush: 
 
 
 class _HalfEncoder:
-    """float32 to fp16: adding 2**13 times the power of two leaves the rounded steps in the low bits, ties to even.
+    """float32 to fp16: adding 1.5 * 2**13 times the power of two leaves rounded steps in the low bits, ties to even.
 
-    With e the exponent, the code is ``steps + ((e + 14) << 10)``, where a normal number has 1024 steps or more. The
-    field ``e + 127`` shifted to bit 10 is 113 << 10 too large; 15 * 1024 steps more make that a multiple of 2**16,
-    which narrowing drops. Hence the factor 2**13 + 15.
+    With e the exponent, -14 at least, a step is 2**(e - 10), and their number is in two's complement. The lesser of
+    ``steps`` and ``0x8000 - steps`` is that in sign and magnitude; ``(e + 14) << 10`` more are the code. All of it
+    lies in the low 16 bits, and goes on there at half the cost.
     """
 
     def __init__(self, rounding: str, overflow: str, flush: Any) -> None:
@@ -118,28 +119,30 @@ class _HalfEncoder:
         if self.before is not None:
             self.before(x, work.carried, work, None, 0)
             x = work.carried
-        magnitude, power, codes = work.scale, work.power, work.scaled.view(np.uint32)
-        pattern, fields = x.view(np.uint32), power.view(np.uint32)
-        np.abs(x, out=magnitude)
-        largest, least = (np.maximum.reduce(magnitude), np.minimum.reduce(magnitude)) if x.size else (1.0, 1.0)
-        if least >= 2.0**-14 and largest < 65536.0:  # the power keeps the sign, and so does the sum
-            np.bitwise_and(pattern, np.uint32(0xFF800000), out=fields)
-            np.right_shift(fields, np.uint32(13), out=codes)
-            np.multiply(power, np.float32(8192 + 15), out=power)
-            np.add(x, power, out=power)
-        else:
-            np.bitwise_and(pattern, np.uint32(0x7F800000), out=fields)
-            power.clip(np.float32(2.0**-14), np.float32(2.0**15), out=power)
-            np.right_shift(fields, np.uint32(13), out=codes)
-            np.multiply(power, np.float32(8192 + 15), out=power)
-            np.add(magnitude, power, out=power)
-        np.add(codes, fields, out=codes)
-        np.right_shift(pattern, np.uint32(16), out=fields)
-        np.bitwise_and(fields, np.uint32(0x8000), out=fields)
-        np.bitwise_or(codes, fields, out=codes)
-        np.copyto(out, codes, casting="unsafe")
-        if not largest < 65536.0:
-            where = np.flatnonzero(~(magnitude < 65536.0))
+        if not x.size:
+            return
+        pattern, power, wide = x.view(np.uint32), work.power, work.scaled.view(np.uint32)
+        fields, halves = power.view(np.uint32), work.scale.view(np.uint16)
+        steps, exponents = halves[: x.size], halves[x.size :]
+        np.bitwise_and(pattern, np.uint32(0x7F800000), out=fields)
+        largest = np.maximum.reduce(fields)
+        np.maximum(fields, np.uint32(_LEAST_FIELD << 23), out=fields)
+        np.right_shift(fields, np.uint32(13), out=wide)
+        np.copyto(exponents, wide, casting="unsafe")
+        np.subtract(exponents, np.uint16(_LEAST_FIELD << 10 & 0xFFFF), out=exponents)
+        np.multiply(power, np.float32(1.5 * 2.0**13), out=power)
+        np.add(x, power, out=power)
+        np.copyto(steps, fields, casting="unsafe")
+        np.subtract(np.uint16(0x8000), steps, out=out)
+        np.minimum(steps, out, out=out)
+        if np.minimum.reduce(out) == 0:  # two's complement has one zero
+            np.right_shift(pattern, np.uint32(16), out=wide)
+            np.copyto(steps, wide, casting="unsafe")
+            np.bitwise_and(steps, np.uint16(0x8000), out=steps)
+            np.bitwise_or(out, steps, out=out)
+        np.add(out, exponents, out=out)
+        if largest >= _FIRST_FIELD_PAST << 23:
+            where = np.flatnonzero(~(np.abs(x, out=power) < 65536.0))
             infinite = np.where(np.isnan(x[where]), 0x7E00, 0x7C00)
             out[where] = infinite | (pattern[where] >> 16 & 0x8000)
 

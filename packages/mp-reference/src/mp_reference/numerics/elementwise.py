@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["chunks_of", "once", "operands_of"]
 
-_ONCE_IN_LIBRARIES = (FP32, FP16, BF16)  # NumPy and ml_dtypes compute these through float32, which is innocuous
 _UFUNCS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}
 
 
@@ -60,6 +60,8 @@ def operands_of(name: str, *arrays: ArrayLike) -> tuple[FloatFormat, list[NDArra
 def once(name: str, rounding: Rounding, *arrays: ArrayLike) -> NDArray[Any]:
     """An operation rounded once: through float32 where that is innocuous, else through float64 rounded to odd.
 
+    NumPy and ml_dtypes go through float32 too; where they are sooner, they do it.
+
     Args:
         name: a key of ``odd.ODD``.
         rounding: any of ``ROUNDINGS`` but ``stochastic``.
@@ -81,10 +83,12 @@ def once(name: str, rounding: Rounding, *arrays: ArrayLike) -> NDArray[Any]:
         raise ValueError(f"{name} has no random bits; compute in float32 and use mp.round_to(..., 'stochastic')")
     check_rounding(rounding)
     fmt, values = operands_of(name, *arrays)
-    if fmt in _ONCE_IN_LIBRARIES and rounding == "nearest-even" and name in _UFUNCS:
+    shape = np.broadcast_shapes(*(value.shape for value in values))
+    in_library = fmt in (FP32, BF16) or (fmt == FP16 and math.prod(shape) < CHUNK)  # later, ours is sooner
+    if in_library and rounding == "nearest-even" and name in _UFUNCS:
         with np.errstate(all="ignore"):
             return np.asarray(_UFUNCS[name](*values))
-    out = np.empty(np.broadcast_shapes(*(value.shape for value in values)), fmt.dtype)
+    out = np.empty(shape, fmt.dtype)
     narrow = rounding == "nearest-even" and name in _UFUNCS and fmt.has_zero  # else what vanishes is not the smallest
     run = _through_float32 if narrow else _through_float64
     run(name, fmt, rounding, values, out)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mp_reference.numerics.codec import cast
+from mp_reference.numerics.codec import cast, encode_into
 from mp_reference.numerics.crew import share
 from mp_reference.numerics.products import widen_into
 from mp_reference.numerics.workspace import Panels, borrowed
@@ -102,7 +102,7 @@ def _panel(x: NDArray[Any], memory: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def stored(total: NDArray[np.float32], out_format: FloatFormat, out: NDArray[Any] | None = None) -> NDArray[Any]:
-    """Round float32 numbers once into a format's dtype; NumPy and ml_dtypes round to 16 bits as exactly, and sooner.
+    """Round float32 numbers once into a format's dtype; ml_dtypes rounds to bf16 as exactly, and sooner.
 
     Args:
         total: float32.
@@ -117,7 +117,10 @@ def stored(total: NDArray[np.float32], out_format: FloatFormat, out: NDArray[Any
     >>> stored(np.float32([1.0, 1e-9]), FP16)
     array([1., 0.], dtype=float16)
     """
-    if out_format not in (FP32, FP16, BF16):
+    if out is not None and out_format == FP16 and total.flags.c_contiguous and out.flags.c_contiguous:
+        encode_into(total, FP16, out.view(np.uint16))
+        return out
+    if out_format not in (FP32, BF16):
         total = cast(total, out_format)
     if out is None:
         with np.errstate(all="ignore"):
