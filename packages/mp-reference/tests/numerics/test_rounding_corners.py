@@ -197,7 +197,8 @@ def test_narrow_floats_give_float32_in_any_stride(dtype):
 def test_the_smallest_float_still_counts_beside_a_smallest_number_of_two(rounding, oracle):
     fmt = FloatFormat("e3m2two", exponent_bits=3, mantissa_bits=2, bias=-2)
     assert fmt.min_subnormal == 2.0
-    for x in (np.float32([1e-45, -1e-45, 1.0, 3.0, 0.0]), np.float64([5e-324, -5e-324, 1.0, 3.0, -0.0])):
+    among = np.concatenate([np.float32([1e-45]), np.full(99, 10.0, np.float32)])  # too few to be a kind of their own
+    for x in (np.float32([1e-45, -1e-45, 1.0, 3.0, 0.0]), np.float64([5e-324, -5e-324, 1.0, 3.0, -0.0]), among):
         wanted = oracle(x.astype(np.float64), fmt, rounding=rounding)
         assert differing_bits(round_to(x, fmt, rounding).astype(np.float64), wanted) == 0
 
@@ -245,3 +246,17 @@ def test_a_generator_serves_strided_arrays_in_their_order():
             for values in (x[::2], x[::2].copy())
         )
         assert differing_bits(apart, together) == 0
+
+
+@pytest.mark.parametrize("rounding", DETERMINISTIC)
+@pytest.mark.parametrize("exponent_bits", [6, 7])
+def test_a_format_anywhere_within_float32_keeps_to_its_ends(exponent_bits, rounding, oracle):
+    highest = 127 - (2**exponent_bits - 2)  # the bias whose largest exponent is 127
+    for bias in range(highest, highest + 26):
+        fmt = FloatFormat("moved", exponent_bits=exponent_bits, mantissa_bits=2, bias=bias)
+        high, low = np.float64(fmt.max), np.float64(fmt.min_subnormal)
+        x = np.concatenate([high * np.float64([1, 0.8, 0.5]), low * np.float64([0.25, 0.5, 0.75, 1, 1.5]), [2.0**-149]])
+        x = np.append(x, min(high * 1.1, 3.4e38)).astype(np.float32)
+        x = np.concatenate([x, -x])
+        wanted = oracle(x.astype(np.float64), fmt, rounding=rounding)
+        assert differing_bits(round_to(x, fmt, rounding).astype(np.float64), wanted) == 0
