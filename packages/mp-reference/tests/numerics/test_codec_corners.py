@@ -9,7 +9,7 @@ import pytest
 
 import mp_reference as mp
 from mp_reference.numerics.bits import differing_bits
-from mp_reference.numerics.codec import code_dtype, decode, decoder_for, encode, encoder_for, nan_code
+from mp_reference.numerics.codec import code_dtype, decode, decoder_for, encode, encode_into, encoder_for, nan_code
 from mp_reference.numerics.codec_kernels import assembled
 from mp_reference.numerics.rounding import ROUNDINGS, round_to
 from mp_reference.numerics.workspace import Workspace
@@ -82,12 +82,22 @@ def test_codes_keep_every_shape_and_stride(fmt):
 
 @pytest.mark.parametrize("fmt", [*FORMATS.values(), CUSTOM], ids=lambda fmt: fmt.name)
 def test_long_arrays_have_the_codes_of_their_parts(fmt):
-    x = np.random.default_rng(5).standard_normal(100_003).astype(np.float32)
+    x = np.random.default_rng(5).standard_normal(200_003).astype(np.float32)
     for rounding in ("nearest-even", "toward-positive"):
         codes = encode(x, fmt, rounding)
         parts = [encode(x[start : start + 977], fmt, rounding) for start in range(0, x.size, 977)]
         assert (codes == np.concatenate(parts)).all()
         assert differing_bits(decode(codes, fmt), round_to(x, fmt, rounding)) == 0
+
+
+@pytest.mark.parametrize("fmt", [mp.FP16, mp.BF16, mp.E4M3FN], ids=lambda fmt: fmt.name)
+def test_codes_are_written_into_given_memory(fmt):
+    x = np.random.default_rng(7).standard_normal((3, 50_001)).astype(np.float32) * 1e5
+    codes = np.empty(x.shape, code_dtype(fmt))
+    encode_into(x, fmt, codes)
+    assert (codes == encode(x, fmt)).all()
+    encode_into(x, fmt, codes, "toward-zero", "saturate", "after")
+    assert (codes == encode(x, fmt, "toward-zero", "saturate", "flush-after")).all()
 
 
 @pytest.mark.parametrize("fmt", WAYS, ids=lambda fmt: fmt.name)

@@ -150,14 +150,19 @@ def refuse_nan(values: NDArray[Any], fmt: FloatFormat) -> None:
         )
 
 
-def encode_into(x: NDArray[np.float32], fmt: FloatFormat, out: NDArray[Any], *how: Any) -> None:
+def encode_into(
+    x: NDArray[np.float32], fmt: FloatFormat, out: NDArray[Any], rounding: str = "nearest-even",
+    overflow: str = "ieee", flush: str = "",
+) -> None:  # fmt: skip
     """Round and encode into given memory, where there is a fast encoder.
 
     Args:
         x: float32, contiguous, no NaN where the format has none.
         fmt: a format for which ``encoder_for`` knows one.
         out: ``code_dtype(fmt)``, contiguous, as many elements; written.
-        how: rounding, overflow and flush, as ``encoder_for``; to nearest even unless given.
+        rounding: as ``encoder_for``.
+        overflow: as ``encoder_for``.
+        flush: as ``encoder_for``.
 
     Source: this module.
 
@@ -166,7 +171,7 @@ def encode_into(x: NDArray[np.float32], fmt: FloatFormat, out: NDArray[Any], *ho
     >>> out.tolist()
     [15872]
     """
-    write = encoder_for(fmt, *(how or ("nearest-even",)))
+    write = encoder_for(fmt, rounding, overflow, flush)
     assert write is not None
     source, target = x.reshape(-1), out.reshape(-1)
     with np.errstate(all="ignore"), borrowed(np.float32, _CODES) as work:
