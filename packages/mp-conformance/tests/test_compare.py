@@ -200,6 +200,16 @@ def test_distances_of_a_grid_keep_its_shape_and_one_sided_nan_is_infinite() -> N
     assert ulp_distance(a, b).tolist() == [[0.0, np.inf], [0.0, 2.0 * 0x3F800000]]
 
 
+def test_a_nan_on_either_side_alone_is_infinitely_far_and_two_of_any_kind_are_not_apart() -> None:
+    nan, other = np.uint32([0x7FC00000, 0xFF800001]).view(np.float32)
+    one = np.float32(1.0)
+    distance = ulp_distance(np.float32([nan, one, nan, other]), np.array([one, nan, other, nan], np.float32))
+    assert distance.tolist() == [np.inf, np.inf, 0.0, 0.0]
+    for actual, expected in ((nan, one), (one, nan)):
+        with pytest.raises(DisagreementError):
+            assert_within_ulps(np.float32([actual]), np.float32([expected]), 2**30)
+
+
 def test_strided_arrays_and_signalling_nans_are_compared_by_value() -> None:
     grid = np.arange(8, dtype=np.float32).reshape(4, 2)
     assert assert_same_bits(grid[:, 1], grid[:, 1].copy()).compared == 4
@@ -211,6 +221,7 @@ def test_narrow_values_are_shown_with_the_digits_of_their_width() -> None:
     assert shown(np.array(0.5, ml_dtypes.float8_e4m3fn)) == "float8_e4m3fn 0x30 (0.5)"
     assert shown(np.float64(2.0)) == "float64 0x4000000000000000 (2.0)"
     assert shown(np.bool_(True)) == "bool True"
+    assert shown(np.array("skipped")) == "<U7 skipped"
 
 
 def test_what_lies_exactly_at_the_allowance_is_kept_and_counted_apart() -> None:
