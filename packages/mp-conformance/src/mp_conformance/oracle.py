@@ -339,9 +339,9 @@ def round_between(x: Array, side: Array, fmt: FloatFormat) -> Array:
     wide = np.asarray(x).astype(np.float64)
     magnitude = np.abs(wide)
     left = np.searchsorted(edges, magnitude, side="left")  # below or at a midpoint: the lower neighbour
-    right = np.searchsorted(edges, magnitude, side="right")
+    at_edge = np.take(edges, left, mode="clip") == magnitude
     at_midpoint = np.where(side == 0, left + (left & 1), left + (side > 0))  # a tie goes to the even one
-    code = np.where(left != right, at_midpoint, left)
+    code = np.where(at_edge, at_midpoint, left)
     beyond = len(finite) - 1 if not fmt.has_nan else _nan_code(fmt) if not fmt.has_inf else len(finite)
     sign = np.signbit(wide).astype(np.int64) << (fmt.bits - 1)
     code = np.where(code >= len(finite), beyond, code)

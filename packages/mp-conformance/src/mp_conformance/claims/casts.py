@@ -88,7 +88,7 @@ def _pair(source: FloatFormat, target: FloatFormat) -> Check:
 
 def _every_float32(fmt: FloatFormat) -> Check:
     def check(subject: Subject, run: Run) -> None:
-        step = 1 << 18  # what a step needs stays in memory that the process has
+        step = 1 << 16  # what a step needs stays in memory that the process has
         starts = range(0, 1 << 32, step) if run.deep else [i << 23 for i in range(0, 512, 37)]
         for start in starts:
             codes = np.arange(start, start + (step if run.deep else 1 << 14), dtype=np.uint64)
