@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from mp_conformance.claims import Run, rows
+from mp_conformance.claims import Run, casts, rows, select
 from mp_conformance.compare import DisagreementError
+from mp_conformance.implementations import subject_named
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -44,3 +46,16 @@ def test_a_false_claim_is_found_in_a_later_round() -> None:
 
     with pytest.raises(DisagreementError):
         run.draw(st.integers(), later)
+
+
+def test_a_deep_run_asks_a_slow_subject_part_of_every_binade_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(casts, "_ALL_WITHIN", 0.0)
+    monkeypatch.setattr(casts, "_STEP", 1 << 8)
+    run = Run(deep=True)
+    (claim,) = (row for row in select("cast.*") if "midpoints" in row.sentence and "float32 to fp16" in row.sentence)
+    with np.errstate(all="ignore"):
+        claim.check(subject_named("reference"), run)
+    assert run.tally.compared == 14 * (1 << 14) + 512 * (1 << 8)
+    assert run.notes[0].startswith("2**16 inputs in every binade; all of them would take it ")
