@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import mp_reference as mp
 from mp_reference.numerics import exact
 from mp_reference.numerics.bits import same_bits
+from mp_reference.numerics.chains import Factors, run_chain
 from mp_reference.numerics.products import widened
 from mp_reference.numerics.rounding import round_to
 from mp_reference.numerics.rounding_kernels import NearestKernel, Workspace, kernel_for
@@ -281,3 +282,27 @@ def test_a_sum_of_no_terms_is_the_addend(row, side):
             c = np.zeros_like(c)  # workers without terms have +0
         assert same_bits(got, c).all()
     assert same_bits(mp.matmul(none, none.T, accumulator=row, out_format=mp.FP16), np.zeros_like(c)).all()
+
+
+def middles(fmt):
+    """Products of two numbers of a format that lie in the middle between two others: odd integers of one bit more."""
+    top = 1 << (fmt.mantissa_bits + 1)
+    for u in range(top // 2 + 1, top, 2):
+        for v in range(3, top, 2):
+            if top <= u * v < 2 * top:
+                yield u, v
+                break
+
+
+@pytest.mark.parametrize("rounding", ["nearest-even", "nearest-away", "toward-zero", "toward-negative"])
+@pytest.mark.parametrize("fmt", [mp.BF16, mp.E5M2, mp.FP16, mp.TF32, E5M10], ids=lambda fmt: fmt.name)
+def test_a_product_in_the_middle_goes_where_the_smallest_accumulator_says(fmt, rounding):
+    row = Sequential(name="fused", source="this test", format=fmt, fused=True, rounding=rounding)
+    smallest = fmt.min_subnormal
+    for scale in (1.0, 2.0 ** (fmt.max_exponent - fmt.mantissa_bits - 1)):
+        for u, v in [*middles(fmt)][:40] or [(3, 3)]:
+            for start in (smallest, -smallest, 2.0**-20, -(2.0**-20), 0.0):
+                first = once(start, fmt)
+                a, b = np.float32([first, u * scale]), np.float32([1.0, v])
+                total = run_chain(row, Factors(a[:, None, None], b[:, None, None], fmt.mantissa_bits + 1), None)
+                assert same_bits(total.astype(np.float64), np.full((1, 1), Scalar(a, b).run(row)))

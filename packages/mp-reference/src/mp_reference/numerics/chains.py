@@ -211,39 +211,52 @@ def _accumulated(fmt: FloatFormat, factors: Factors, total: Tile) -> Tile:
 
 
 def _fused(row: Sequential, factors: Factors, start: Tile | None) -> Tile:
-    """``acc = round(acc + a * b)``.
-
-    In float64 a plain sum is innocuous to nearest even where a product is too short to reach from the middle between
-    two numbers of the format down to the last bit of a float64.
-    """
-    fmt, products = row.format, 2 * factors.bits
-    plain = row.rounding == "nearest-even" and products + fmt.mantissa_bits + 3 <= _DOUBLE_BITS
-    if fmt == FP32 and plain and factors.exact_in(np.float32):
+    """``acc = round(acc + a * b)``."""
+    fmt, nearest = row.format, row.rounding == "nearest-even"
+    if fmt == FP32 and nearest and factors.exact_in(np.float32):
         unfused = Sequential(name=row.name, source=row.source, format=fmt, fused=False, rounding=row.rounding)
         return _sequential(unfused, factors, start)
+    low = factors.low if start is None else min(factors.low, _exponent_range(start)[0] - fmt.mantissa_bits)
+    plain = nearest and _double_is_enough(fmt, factors, low)
     factors = factors.converted(np.float64)
-    safe = plain and factors.stay_within(fmt, start)
-    total = _fused_chain(row, factors, start, plain=plain, bounded=safe)
+    safe = nearest and factors.stay_within(fmt, start)
+    unit = 0.0 if plain else 2.0**low
+    total = _fused_chain(row, factors, start, unit=unit, bounded=safe)
     zero = total == 0
     if safe and zero.any():  # a bounded kernel rounds to +0 whatever the sign
         if 16 * np.count_nonzero(zero) > total.size:
-            return _fused_chain(row, factors, start, plain=plain, bounded=False)
+            return _fused_chain(row, factors, start, unit=unit, bounded=False)
         total[zero] = _fused_chain(
-            row, factors.at(zero), None if start is None else start[zero], plain=plain, bounded=False
+            row, factors.at(zero), None if start is None else start[zero], unit=unit, bounded=False
         )
     return total
 
 
-def _fused_chain(row: Sequential, factors: Factors, start: Tile | None, *, plain: bool, bounded: bool) -> Tile:
+def _double_is_enough(fmt: FloatFormat, factors: Factors, low: int) -> bool:
+    """Whether the sum in float64, rounded to nearest even once more, is always the exact one rounded once.
+
+    A product must be too short to reach from the middle between two numbers of the format, where the accumulator is
+    the larger term, down to the last bit of a float64. Where the product is, it must be too short to be such a middle,
+    or so near that float64 holds the accumulator's lowest bit too, which is ``2**low`` or the format's own.
+    """
+    bits = 2 * factors.bits
+    highest = min(factors.high, fmt.max_exponent + 1)
+    near = highest + 2 - max(low, fmt.min_exponent - fmt.mantissa_bits) <= _DOUBLE_BITS
+    return bits + fmt.mantissa_bits + 3 <= _DOUBLE_BITS and (bits <= fmt.mantissa_bits + 1 or near)
+
+
+def _fused_chain(row: Sequential, factors: Factors, start: Tile | None, *, unit: float, bounded: bool) -> Tile:
+    """All terms are multiples of ``unit``; with none given, plain sums do."""
     total = _first(start, factors.shape, np.float64)
     round_ = _Rounder(row.format, row.rounding, np.float64, total.size, bounded=bounded)
     product = np.empty_like(total)
+    how = {"downward": row.rounding == "toward-negative", "precision": row.format.mantissa_bits + 1, "unit": unit}
     for k in range(len(factors)):
         factors.write(k, product)
-        if plain:
-            np.add(total, product, out=total)
+        if unit:
+            np.copyto(total, ODD["add"](total, product, **how))
         else:
-            np.copyto(total, ODD["add"](total, product, downward=row.rounding == "toward-negative"))
+            np.add(total, product, out=total)
         round_(total)
     return total
 
