@@ -14,6 +14,8 @@ from mp_reference.numerics import exact
 from mp_reference.spec.formats import FORMATS, FP32
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mp_conformance.claims.rows import Check, Run
     from mp_conformance.implementations import Subject
     from mp_reference.spec.formats import FloatFormat
@@ -122,9 +124,20 @@ def _sequential(fmt: FloatFormat, fused: bool) -> Check:
             actual = subject.perform("emulated_matmul", a, b, accumulator=sequential(fmt, fused=fused))
             return assert_same_bits(actual, oracle.encode(expected, fmt).reshape(2, 2), inputs=(a, b))
 
+        for operands in _middles(fmt):
+            run.record(one(operands))
         run.draw(values.operands(fmt, 2, size=16), one)
 
     return check
+
+
+def _middles(fmt: FloatFormat) -> Iterator[tuple[Array, Array]]:
+    """After the smallest number of either sign, a product in the middle of two others: the sum is beside the middle."""
+    for odd in (1, 3):
+        a, b = np.zeros((2, 8)), np.zeros((8, 2))
+        a[:, 0], a[:, 1] = (fmt.min_subnormal, -fmt.min_subnormal), 2.0**fmt.mantissa_bits + odd
+        b[0], b[1] = 1, 3
+        yield a.astype(fmt.dtype), b.astype(fmt.dtype)
 
 
 def _norm(subject: Subject, run: Run) -> None:

@@ -89,6 +89,14 @@ def _unfused_product(a: Array, b: Array, accumulator: Any) -> Array:
     return np.asarray(mp.matmul(a, b, accumulator=replace(accumulator, fused=not accumulator.fused)))
 
 
+def _fused_in_double(a: Array, b: Array, accumulator: Any) -> Array:
+    """Sums in float64 and then a cast: two roundings where the accumulator lies below float64's last bit."""
+    total = np.zeros((len(a), b.shape[1]))
+    for k in range(a.shape[1]):
+        total = mp.round_to(total + np.outer(a[:, k].astype(np.float64), b[k].astype(np.float64)), accumulator.format)
+    return np.asarray(total.astype(accumulator.format.dtype))
+
+
 def _exp_by_parts(x: Array, function: str, layout: str = "contiguous") -> Array:
     """Exp as the square of exp(x / 2), each rounded."""
     if function != "exp":
@@ -132,6 +140,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _row("matmul.short", "the last term is dropped", "matmul", _drops_last, "matmul.order-free.bf16"),
     _row("matmul.fused", "fused steps are not, and others are", "emulated_matmul", _unfused_product,
          "matmul.sequential.fp16"),
+    _row("matmul.fused-in-double", "fused steps are sums in float64, rounded again", "emulated_matmul",
+         _fused_in_double, "matmul.sequential-fused.bf16"),
     _row("sum.low", "a sum is accumulated in bf16", "sum", _sums_low, "sum.bound.bf16"),
     _row("exp.squared", "exp is the square of a rounded exp", "elementary", _exp_by_parts, "elementary.exp.exact.fp16"),
 )  # fmt: skip
