@@ -58,7 +58,8 @@ def conformance(session: nox.Session) -> None:
     """
     install(session, *EVERYTHING, *PYTEST, "pytest-xdist", SOFTFLOAT)
     reports = ("--conformance-report=runs/conformance.html", "--conformance-json=runs/conformance.json")
-    session.run("pytest", "packages/mp-conformance", "-n", "2", *reports, *session.posargs)
+    two = ("-n", "2", "--dist", "worksteal")  # who has nothing left takes from the other
+    session.run("pytest", "packages/mp-conformance", *two, *reports, *session.posargs)
 
 
 @nox.session
@@ -96,7 +97,7 @@ def peers(session: nox.Session) -> None:
 def mutation(session: nox.Session) -> None:
     """Does a test notice each small change of rounding, of the codes and of the loss scale?
 
-    Takes an hour or two. ``nox -s mutation -- "mp_reference.amp.loss_scale*"`` asks it of one module, in minutes;
+    Takes some hours. ``nox -s mutation -- "mp_reference.amp.loss_scale*"`` asks it of one module;
     docs/decisions/2026-11-30-mutation.md explains every change that none notices.
     """
     install(session, "numpy", "ml_dtypes", "mpmath", "mutmut", *PYTEST)
