@@ -23,7 +23,7 @@ __all__ = ["DEVICES", "Check", "Claim", "Run"]
 ROUND = 200
 """Draws between two looks at the clock."""
 
-PATIENCE = 20.0
+PATIENCE = 10.0
 """Seconds after which a claim draws no further round where it is one of all in a deep run, which takes an hour."""
 
 DEVICES = ("cpu", "cuda", "npu", "xpu", "mps")
