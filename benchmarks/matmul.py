@@ -75,6 +75,9 @@ def peers(factors: list[Any]) -> dict[str, Call]:
     return {"mmaemu hopper fp8": theirs("hopper"), "mmaemu ada fp8": theirs("ada")}
 
 
+_TURN = 0.02  # seconds that a turn lasts at least
+
+
 def measured(calls: dict[str, Call], repeats: int) -> dict[str, float]:
     """Median seconds of each call, all in turn ``repeats`` times; short ones several times a turn, the first aside."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -84,9 +87,6 @@ def measured(calls: dict[str, Call], repeats: int) -> dict[str, float]:
             often = max(1, round(_TURN / _seconds(name, call, 1)))
             seconds[name].append(_seconds(name, call, often))
     return {name: median(values) for name, values in seconds.items()}
-
-
-_TURN = 0.02  # seconds that a turn lasts at least
 
 
 def _seconds(name: str, call: Call, often: int) -> float:

@@ -21,7 +21,6 @@ PROJECTS = {
 MODULES = sorted(ROOT.glob("packages/*/src/**/*.py"))
 
 LONG_MODULES: dict[str, str] = {  # path under packages/ -> the reason for more than 400 lines
-    "mp-reference/src/mp_reference/nn/tensor.py": "one class: the operators of a tensor are its methods",
     "mp-reference/src/mp_reference/numerics/elementary.py": "one table of functions, each with its bound beside it",
     "mp-reference/src/mp_reference/numerics/exact.py": "the oracle may share no code with any other module",
 }

@@ -58,4 +58,4 @@ def test_a_deep_run_asks_a_slow_subject_part_of_every_binade_and_says_so(
     with np.errstate(all="ignore"):
         claim.check(subject_named("reference"), run)
     assert run.tally.compared == 14 * (1 << 14) + 512 * (1 << 8)
-    assert run.notes[0].startswith("2**16 inputs in every binade; all of them would take it ")
+    assert run.notes[0].startswith("256 inputs in every binade; all 2**32 would take it ")

@@ -10,8 +10,8 @@ import numpy as np
 from mp_reference.amp.loss_scale import LossScale
 from mp_reference.amp.optimizers import AdamW
 from mp_reference.nn import ops
+from mp_reference.nn.arithmetic import Arithmetic
 from mp_reference.nn.models import MLP, Transformer
-from mp_reference.nn.tensor import Arithmetic
 from mp_reference.nn.training import Training, precision_named
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from mp_reference.nn import kernels, ops
-from mp_reference.nn.tensor import Arithmetic, Rules, Tape, Tensor
+from mp_reference.nn.arithmetic import Arithmetic, Rules
+from mp_reference.nn.tensor import Tape, Tensor
 from mp_reference.numerics.rounding import round_to
 from mp_reference.spec.accumulators import sequential
 from mp_reference.spec.formats import BF16, E5M2, FP16, FP32, TF32, FloatFormat

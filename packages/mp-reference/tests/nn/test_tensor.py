@@ -10,7 +10,8 @@ import pytest
 
 from mp_reference.amp.autocast import autocast
 from mp_reference.nn import ops
-from mp_reference.nn.tensor import Arithmetic, Rules, Tape
+from mp_reference.nn.arithmetic import Arithmetic, Rules
+from mp_reference.nn.tensor import Tape
 from mp_reference.spec.formats import BF16, E4M3FN, FP16, FP32, FloatFormat
 
 E5M4 = FloatFormat("e5m4", exponent_bits=5, mantissa_bits=4)

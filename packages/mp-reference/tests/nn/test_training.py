@@ -11,9 +11,10 @@ import pytest
 from mp_reference.amp.loss_scale import LossScale
 from mp_reference.amp.optimizers import SGD, AdamW
 from mp_reference.nn import ops
+from mp_reference.nn.arithmetic import Arithmetic, Rules
 from mp_reference.nn.layers import Scope
 from mp_reference.nn.models import ACTIVATIONS, CNN, MLP, Transformer
-from mp_reference.nn.tensor import Arithmetic, Rules, Tape
+from mp_reference.nn.tensor import Tape
 from mp_reference.nn.training import PRECISIONS, Precision, Training, precision_named
 from mp_reference.spec.accumulators import sequential
 from mp_reference.spec.formats import BF16, E4M3FN, FP16, FP32, FloatFormat

@@ -88,8 +88,8 @@ def _pair(source: FloatFormat, target: FloatFormat) -> Check:
     return check
 
 
-_STEP = 1 << 16
-"""Inputs asked at once where all are: what they need stays in memory that the process has."""
+_SAMPLE, _STEP = 1 << 14, 1 << 16
+"""Inputs asked at once, without and with --deep: what they need stays in memory that the process has."""
 
 _ALL_WITHIN = 600.0
 """Seconds that all 2**32 inputs may take; a subject that needs longer, as a call an element does, gets a part."""
@@ -104,15 +104,14 @@ def _every_float32(fmt: FloatFormat) -> Check:
             run.record(assert_same_bits(actual, oracle.cast_by_midpoints(x, fmt), inputs=(x,)))
             return time.monotonic() - begun
 
-        sample = 1 << 14
-        needed = median(asked(binade << 23, sample) for binade in range(0, 512, 37)) * (1 << 32) / sample
+        needed = median(asked(binade << 23, _SAMPLE) for binade in range(0, 512, 37)) * (1 << 32) / _SAMPLE
         if not run.deep:
-            run.notes.append("2**14 inputs in every 37th binade; all of them with --deep")
+            run.notes.append(f"{_SAMPLE:,} inputs in every 37th binade; all 2**32 with --deep")
             return
         everything = needed <= _ALL_WITHIN
         for start in range(0, 1 << 32, _STEP if everything else 1 << 23):
             asked(start, _STEP)
-        some = f"2**16 inputs in every binade; all of them would take it {needed / 60:.0f} minutes"
+        some = f"{_STEP:,} inputs in every binade; all 2**32 would take it {needed / 60:.0f} minutes"
         run.notes.append("all 2**32 inputs" if everything else some)
 
     return check

@@ -10,7 +10,8 @@ import numpy as np
 from mp_conformance.claims.rows import Claim
 from mp_conformance.compare import Bits, Bound, DisagreementError, assert_same_bits, assert_within_bound
 from mp_reference.nn import ops
-from mp_reference.nn.tensor import Arithmetic, Tape
+from mp_reference.nn.arithmetic import Arithmetic
+from mp_reference.nn.tensor import Tape
 from mp_reference.numerics.codec import cast
 from mp_reference.spec.formats import BF16, FP16
 

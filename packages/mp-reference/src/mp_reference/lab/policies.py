@@ -10,7 +10,7 @@ from typing import Any, Self, get_args
 import numpy as np
 
 from mp_reference.amp.loss_scale import LossScale
-from mp_reference.nn.tensor import Arithmetic, Rules
+from mp_reference.nn.arithmetic import Arithmetic, Rules
 from mp_reference.nn.training import Precision
 from mp_reference.numerics.rounding import ROUNDINGS, Rounding
 from mp_reference.spec.accumulators import Accumulator, accumulator_named, pairwise, sequential

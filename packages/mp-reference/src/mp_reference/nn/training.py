@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mp_reference.amp.step import StepPolicy, StepReport, StepState, initial_state, step
+from mp_reference.nn.arithmetic import Arithmetic, Rules
 from mp_reference.nn.layers import Model, Parameters, Scope
-from mp_reference.nn.tensor import Arithmetic, Rules, Tape, Tensor
+from mp_reference.nn.tensor import Tape, Tensor
 from mp_reference.spec.formats import BF16, FP16, FP32, FloatFormat
 
 if TYPE_CHECKING:

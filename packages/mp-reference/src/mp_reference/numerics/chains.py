@@ -220,7 +220,7 @@ def _fused(row: Sequential, factors: Factors, start: Tile | None) -> Tile:
     plain = nearest and _double_is_enough(fmt, factors, low)
     factors = factors.converted(np.float64)
     safe = nearest and factors.stay_within(fmt, start)
-    unit = 0.0 if plain else 2.0**low
+    unit = None if plain else 2.0**low
     total = _fused_chain(row, factors, start, unit=unit, bounded=safe)
     zero = total == 0
     if safe and zero.any():  # a bounded kernel rounds to +0 whatever the sign
@@ -245,18 +245,18 @@ def _double_is_enough(fmt: FloatFormat, factors: Factors, low: int) -> bool:
     return bits + fmt.mantissa_bits + 3 <= _DOUBLE_BITS and (bits <= fmt.mantissa_bits + 1 or near)
 
 
-def _fused_chain(row: Sequential, factors: Factors, start: Tile | None, *, unit: float, bounded: bool) -> Tile:
-    """All terms are multiples of ``unit``; with none given, plain sums do."""
+def _fused_chain(row: Sequential, factors: Factors, start: Tile | None, *, unit: float | None, bounded: bool) -> Tile:
+    """In plain sums, or to odd in float64, where all terms are multiples of ``unit``."""
     total = _first(start, factors.shape, np.float64)
     round_ = _Rounder(row.format, row.rounding, np.float64, total.size, bounded=bounded)
     product = np.empty_like(total)
-    how = {"downward": row.rounding == "toward-negative", "precision": row.format.mantissa_bits + 1, "unit": unit}
+    how = {"downward": row.rounding == "toward-negative", "precision": row.format.mantissa_bits + 1}
     for k in range(len(factors)):
         factors.write(k, product)
-        if unit:
-            np.copyto(total, ODD["add"](total, product, **how))
-        else:
+        if unit is None:
             np.add(total, product, out=total)
+        else:
+            np.copyto(total, ODD["add"](total, product, **how, unit=unit))
         round_(total)
     return total
 
