@@ -36,6 +36,7 @@ class _Collector:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.results: list[Result] = []
+        self.written: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
@@ -61,6 +62,16 @@ class _Collector:
             report.write_json(data, document)
         if page:
             page.write_text(report.html(document), encoding="utf-8")
+        self.written = [str(path) for path in (page, data) if path]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        gaps = sum(result.status == "gap" for result in self.results)
+        if gaps:
+            terminalreporter.write_line(
+                f"x: {gaps} claims that are known to be false of a library, listed in gaps.toml"
+            )
+        for path in self.written:
+            terminalreporter.write_line(f"written: {path}")
 
 
 def pytest_configure(config: pytest.Config) -> None:

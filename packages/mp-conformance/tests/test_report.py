@@ -6,7 +6,8 @@ import json
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +15,6 @@ from mp_conformance import report
 from mp_conformance.claims import Run, select
 from mp_conformance.implementations import subject_named
 from mp_conformance.runner import Result, ask_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -125,3 +123,16 @@ def test_a_browser_renders_the_page_as_written(page: str, tmp_path: Path) -> Non
     ).stdout
     assert dom.count("<details") == page.count("<details")
     assert "Which claims does cpu keep, bit by bit?" in dom
+
+
+def test_a_pytest_run_says_where_it_wrote_and_what_its_expected_failures_are(tmp_path: Path) -> None:
+    page, data = tmp_path / "out.html", tmp_path / "out.json"
+    asked = ["-k", "torch and gelu and fp16", f"--conformance-report={page}", f"--conformance-json={data}"]
+    command = [sys.executable, "-m", "pytest", str(Path(__file__).with_name("test_claims.py")), *asked]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert shown.returncode == 0, shown.stdout
+    known = sum(result["status"] == "gap" for result in json.loads(data.read_text())["results"])
+    assert known
+    assert f"x: {known} claims that are known to be false of a library, listed in gaps.toml" in shown.stdout
+    assert f"written: {page}" in shown.stdout
+    assert f"written: {data}" in shown.stdout
