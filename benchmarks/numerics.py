@@ -1,7 +1,8 @@
 """How fast rounding, codes, elementwise arithmetic and fma are, beside the peers that install as wheels.
 
 Prints ``name: value unit``, one line each: medians of process time on one thread, everything in turn in one process,
-and the ratio to each peer, of the medians and, in brackets, of the least times, which a busy machine disturbs less.
+and the ratio to each peer. In brackets the same for the second of two calls in a turn, which finds its input in the
+caches and its result's pages at hand, as a program does that calls it again and again.
 ``python benchmarks/numerics.py [elements] [repeats]``; a peer that is not installed (gfloat, qtorch, pychop, apytypes)
 is left out and named. Products under a named accumulator are in ``benchmarks/matmul.py``.
 """
@@ -136,23 +137,26 @@ def arithmetic_groups(n: int) -> dict[str, Group]:
 
 
 def measure(groups: dict[str, Group], n: int, repeats: int) -> None:
-    """Time each group in turn and print elements per second and ratios; small arrays several times a turn, warm."""
-    calls = max(1, 200_000 // n)
+    """Time each group in turn, twice a turn, and print elements per second and ratios."""
     for title, group in groups.items():
-        times: dict[str, list[float]] = {name: [] for name in group}
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in group}
         for _ in range(repeats):
             for name, call in group.items():
-                begun = time.process_time()
-                for _ in range(calls):
-                    call()
-                times[name].append((time.process_time() - begun) / calls)
-        middle = {name: median(values) for name, values in times.items()}
-        least = {name: min(values) for name, values in times.items()}
-        for name, seconds in middle.items():
-            ratios = f"{seconds / middle['ours']:.1f} ({least[name] / least['ours']:.1f})"
+                times[name].append((_seconds(call, n), _seconds(call, n)))
+        middle = {name: [median(seconds) for seconds in zip(*pairs, strict=True)] for name, pairs in times.items()}
+        for name, (first, second) in middle.items():
+            ratios = f"{first / middle['ours'][0]:.1f} ({second / middle['ours'][1]:.1f})"
             ratio = "" if name == "ours" else f", ours {ratios} times as fast"
-            speeds = f"{n / seconds / 1e6:.0f} ({n / least[name] / 1e6:.0f})"
-            print(f"{title}, {name}: {speeds} M elements/s{ratio}", flush=True)
+            print(f"{title}, {name}: {n / first / 1e6:.0f} ({n / second / 1e6:.0f}) M elements/s{ratio}", flush=True)
+
+
+def _seconds(call: Call, n: int) -> float:
+    """Seconds of one call; of small arrays the mean of many."""
+    calls = max(1, 200_000 // n)
+    begun = time.process_time()
+    for _ in range(calls):
+        call()
+    return (time.process_time() - begun) / calls
 
 
 def main() -> None:

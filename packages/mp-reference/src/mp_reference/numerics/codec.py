@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-_CODES = 2 * CHUNK  # a chunk's numbers and codes: four of its buffers, or fewer, are used
+_DECODED = 2 * CHUNK  # nothing but codes and numbers need fit the cache
 _LIBRARY_SOONER = 16384
 """Elements below which NumPy's scalar conversion to fp16 beats a dozen calls."""
 
@@ -174,10 +174,10 @@ def encode_into(
     write = encoder_for(fmt, rounding, overflow, flush)
     assert write is not None
     source, target = x.reshape(-1), out.reshape(-1)
-    with np.errstate(all="ignore"), borrowed(np.float32, _CODES) as work:
-        for start in range(0, source.size, _CODES):
-            part = source[start : start + _CODES]
-            write(part, target[start : start + _CODES], work.first(part.size))
+    with np.errstate(all="ignore"), borrowed(np.float32) as work:
+        for start in range(0, source.size, CHUNK):
+            part = source[start : start + CHUNK]
+            write(part, target[start : start + CHUNK], work.first(part.size))
 
 
 def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
@@ -215,8 +215,8 @@ def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
     given = np.ascontiguousarray(given, code_dtype(fmt)).reshape(given.shape)
     out = np.empty(given.shape, np.float32)
     flat, target = given.reshape(-1), out.reshape(-1)
-    for start in range(0, flat.size, _CODES):  # no buffer but the output itself
-        read(flat[start : start + _CODES], target[start : start + _CODES])
+    for start in range(0, flat.size, _DECODED):  # no buffer but the output itself
+        read(flat[start : start + _DECODED], target[start : start + _DECODED])
     return out
 
 

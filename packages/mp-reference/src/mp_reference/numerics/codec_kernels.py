@@ -68,7 +68,10 @@ def nan_code(fmt: FloatFormat) -> int:
     return (1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1
 
 
-_LEAST_FIELD, _FIRST_FIELD_PAST = 113, 143  # float32's exponent fields of 2**-14 and of 2**16
+_EXPONENT, _DROPPED = np.uint32(0x7F800000), np.uint32(13)  # fp16 drops 13 of float32's fraction bits
+_LEAST, _PAST = np.float32(2.0**-14), np.float32(2.0**16).view(np.uint32)
+_ABOVE, _OFFSET, _NEGATIVE = np.float32(1.5 * 2.0**13), np.uint16((126 << 10) + 0x200 & 0xFFFF), np.uint16(0x8001)
+_FRACTION_SHIFT, _FIELDS, _BIAS_MOVED = np.int32(13), np.uint32(0x8FFFE000), np.float32(2.0**112)
 _LEAST_UNIT = 2.0**-131  # below it float32's upper half has no room for a midpoint and one bit more
 
 
@@ -105,9 +108,10 @@ def encoder_for(fmt: FloatFormat, rounding: str, overflow: str = "ieee", flush: 
 class _HalfEncoder:
     """float32 to fp16: adding 1.5 * 2**13 times the power of two leaves rounded steps in the low bits, ties to even.
 
-    With e the exponent, -14 at least, a step is 2**(e - 10), and their number is in two's complement. The lesser of
-    ``steps`` and ``0x8000 - steps`` is that in sign and magnitude; ``(e + 14) << 10`` more are the code. All of it
-    lies in the low 16 bits, and goes on there at half the cost.
+    With e the exponent, -14 at least, a step is 2**(e - 10), and their number is in two's complement. The upper bits of
+    the sum are ``(e + 140) << 10 | 0x200``, less one where x is negative; without that one, the lesser of ``steps`` and
+    ``0x8001 - steps`` is in sign and magnitude, and ``(e + 14) << 10`` more are the code. All of it lies in the low 16
+    bits, and goes on there at half the cost.
     """
 
     def __init__(self, rounding: str, overflow: str, flush: Any) -> None:
@@ -121,27 +125,26 @@ class _HalfEncoder:
             x = work.carried
         if not x.size:
             return
-        pattern, power, wide = x.view(np.uint32), work.power, work.scaled.view(np.uint32)
-        fields, halves = power.view(np.uint32), work.scale.view(np.uint16)
-        steps, exponents = halves[: x.size], halves[x.size :]
-        np.bitwise_and(pattern, np.uint32(0x7F800000), out=fields)
-        largest = np.maximum.reduce(fields)
-        np.maximum(fields, np.uint32(_LEAST_FIELD << 23), out=fields)
-        np.right_shift(fields, np.uint32(13), out=wide)
-        np.copyto(exponents, wide, casting="unsafe")
-        np.subtract(exponents, np.uint16(_LEAST_FIELD << 10 & 0xFFFF), out=exponents)
-        np.multiply(power, np.float32(1.5 * 2.0**13), out=power)
+        pattern, power, halves = x.view(np.uint32), work.power, work.scale.view(np.uint16)
+        sums, steps, exponents = power.view(np.uint32), halves[: x.size], halves[x.size :]
+        np.bitwise_and(pattern, _EXPONENT, out=sums)
+        largest = np.maximum.reduce(sums)
+        power.clip(_LEAST, np.inf, out=power)  # half the time of np.maximum, which is slow with a scalar
+        np.multiply(power, _ABOVE, out=power)
         np.add(x, power, out=power)
-        np.copyto(steps, fields, casting="unsafe")
-        np.subtract(np.uint16(0x8000), steps, out=out)
+        np.copyto(steps, sums, casting="unsafe")
+        np.right_shift(sums, _DROPPED, out=sums)
+        np.copyto(exponents, sums, casting="unsafe")
+        np.subtract(exponents, _OFFSET, out=exponents)
+        np.subtract(_NEGATIVE, steps, out=out)
         np.minimum(steps, out, out=out)
         if np.minimum.reduce(out) == 0:  # two's complement has one zero
-            np.right_shift(pattern, np.uint32(16), out=wide)
-            np.copyto(steps, wide, casting="unsafe")
+            np.right_shift(pattern, np.uint32(16), out=sums)
+            np.copyto(steps, sums, casting="unsafe")
             np.bitwise_and(steps, np.uint16(0x8000), out=steps)
             np.bitwise_or(out, steps, out=out)
         np.add(out, exponents, out=out)
-        if largest >= _FIRST_FIELD_PAST << 23:
+        if largest >= _PAST:
             where = np.flatnonzero(~(np.abs(x, out=power) < 65536.0))
             infinite = np.where(np.isnan(x[where]), 0x7E00, 0x7C00)
             out[where] = infinite | (pattern[where] >> 16 & 0x8000)
@@ -243,15 +246,14 @@ def decoder_for(fmt: FloatFormat) -> Decoder | None:
 
 def _read_half(codes: NDArray[Any], out: NDArray[np.float32]) -> None:
     """fp16 to float32: shift the fields into place, then move the bias by a multiplication, subnormals included."""
-    pattern = out.view(np.int32)
-    np.copyto(pattern, codes.view(np.int16))  # the sign spreads into the upper half
-    np.left_shift(pattern, np.int32(13), out=pattern)
-    np.bitwise_and(out.view(np.uint32), np.uint32(0x8FFFE000), out=out.view(np.uint32))
-    np.multiply(out, np.float32(2.0**112), out=out)
-    signed = codes.view(np.int16)
+    signed, pattern, unsigned = codes.view(np.int16), out.view(np.int32), out.view(np.uint32)
+    np.copyto(pattern, signed)  # the sign spreads into the upper half
+    np.left_shift(pattern, _FRACTION_SHIFT, out=pattern)
+    np.bitwise_and(unsigned, _FIELDS, out=unsigned)
+    np.multiply(out, _BIAS_MOVED, out=out)
     if codes.size and (np.maximum.reduce(signed, axis=None) >= 0x7C00 or np.maximum.reduce(codes, axis=None) >= 0xFC00):
         special = np.abs(out) >= 65536
-        out.view(np.uint32)[special] |= np.uint32(0x7F800000)
+        unsigned[special] |= _EXPONENT
 
 
 class _UpperBitsDecoder:

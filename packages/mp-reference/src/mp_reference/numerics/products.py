@@ -87,8 +87,10 @@ class Problem:
         """Factors as stored and addend, their leading axes broadcast and flattened to one."""
         *lead, m, n = self.shape
         batch, k = math.prod(lead), self.length
-        a = np.broadcast_to(self.left, (*lead, m, k)).reshape(batch, m, k)
-        b = np.broadcast_to(self.right, (*lead, k, n)).reshape(batch, k, n)
+        a, b = self.left, self.right
+        if lead:
+            a, b = np.broadcast_to(a, (*lead, m, k)), np.broadcast_to(b, (*lead, k, n))
+        a, b = a.reshape(batch, m, k), b.reshape(batch, k, n)
         return a, b, None if self.c is None else self.c.reshape(batch, m, n)
 
     def _placed(self, c: NDArray[np.float32]) -> NDArray[np.float32]:
