@@ -65,6 +65,18 @@ def test_the_fast_cast_by_midpoints_agrees_with_fractions_at_ties_and_their_neig
     assert same.all()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("fmt", [FP16, BF16], ids=lambda fmt: fmt.name)
+def test_runs_of_float32_patterns_are_cast_as_their_numbers_are(fmt: FloatFormat) -> None:
+    binades = [field << 23 for field in range(0, 512, 5)]
+    borders = [0, 0x477F0000, 0x477FE000, 0x7F7F0000, 0x7F800000, 0x7FFF0000, 0x80000000, 0xC77F0000, 0xFF7FC000]
+    for start in [*binades, *borders]:
+        for count in (1, 5, 1 << 14):
+            numbers = np.arange(start, start + count, dtype=np.uint64).astype(np.uint32).view(np.float32)
+            run = oracle.cast_float32_patterns(start, count, fmt)
+            np.testing.assert_array_equal(run.view(np.uint16), oracle.cast_by_midpoints(numbers, fmt).view(np.uint16))
+
+
 def test_codes_and_values_go_round() -> None:
     x = np.array([1.5, -0.0, np.inf], ml_dtypes.bfloat16)
     assert oracle.encode(oracle.values_of(x), BF16).view(np.uint16).tolist() == x.view(np.uint16).tolist()
