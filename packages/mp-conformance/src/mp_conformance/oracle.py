@@ -322,7 +322,8 @@ def cast_by_midpoints(x: Array, fmt: FloatFormat) -> Array:
 def _turns_of(fmt: FloatFormat) -> Array:
     """The float32 pattern from which on magnitudes round to the next code; a midpoint itself goes to the even one."""
     edges = midpoints_of(fmt)[1]
-    return edges.astype(np.float32).view(np.uint32).astype(np.int64) + (np.arange(len(edges)) % 2 == 0)
+    to_lower: Array = np.arange(len(edges)) % 2 == 0
+    return edges.astype(np.float32).view(np.uint32).astype(np.int64) + to_lower
 
 
 def cast_float32_patterns(start: int, count: int, fmt: FloatFormat) -> Array:

@@ -30,6 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+_ENCODED = 3 * CHUNK // 2  # most encoders use two buffers
 _DECODED = 2 * CHUNK  # nothing but codes and numbers need fit the cache
 _LIBRARY_SOONER = 16384
 """Elements below which NumPy's scalar conversion to fp16 beats a dozen calls."""
@@ -174,10 +175,10 @@ def encode_into(
     write = encoder_for(fmt, rounding, overflow, flush)
     assert write is not None
     source, target = x.reshape(-1), out.reshape(-1)
-    with np.errstate(all="ignore"), borrowed(np.float32) as work:
-        for start in range(0, source.size, CHUNK):
-            part = source[start : start + CHUNK]
-            write(part, target[start : start + CHUNK], work.first(part.size))
+    with np.errstate(all="ignore"), borrowed(np.float32, _ENCODED) as work:
+        for start in range(0, source.size, _ENCODED):
+            part = source[start : start + _ENCODED]
+            write(part, target[start : start + _ENCODED], work.first(part.size))
 
 
 def decode(codes: ArrayLike, fmt: FloatFormat) -> NDArray[np.float32]:
