@@ -68,7 +68,8 @@ def test_the_fast_cast_by_midpoints_agrees_with_fractions_at_ties_and_their_neig
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("fmt", [FP16, BF16], ids=lambda fmt: fmt.name)
 def test_runs_of_float32_patterns_are_cast_as_their_numbers_are(fmt: FloatFormat) -> None:
-    binades = [field << 23 for field in range(0, 512, 5)]
+    ties = [0xFFE, 0x2FFE, 0x7FFE, 0x17FFE]  # two patterns before one to the even code below, and one to that above
+    binades = [(field << 23) + offset for field in range(0, 512, 5) for offset in (0, *ties)]
     borders = [0, 0x477F0000, 0x477FE000, 0x7F7F0000, 0x7F800000, 0x7FFF0000, 0x80000000, 0xC77F0000, 0xFF7FC000]
     for start in [*binades, *borders]:
         for count in (1, 5, 1 << 14):

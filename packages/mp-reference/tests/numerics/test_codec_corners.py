@@ -133,6 +133,14 @@ def test_a_special_code_alone_is_decoded_as_among_others(fmt):
         assert differing_bits(decode(codes[code : code + 1], fmt), values[code : code + 1]) == 0
 
 
+@pytest.mark.parametrize("fmt", [mp.FP16, mp.BF16, mp.E4M3FN], ids=lambda fmt: fmt.name)
+def test_a_decoder_takes_rows_that_lie_apart(fmt):
+    codes = encode(np.float32([[1.5, -2.0, 0.25], [3.0, -np.inf, 4.0]]), fmt)
+    out = np.empty((2, 2), np.float32)
+    decoder_for(fmt)(codes[:, :2], out)
+    np.testing.assert_array_equal(out, decode(codes, fmt)[:, :2])
+
+
 def test_chunks_without_elements_are_legal():
     work = Workspace(0, np.dtype(np.float32))
     for fmt in (mp.FP16, mp.BF16, mp.E4M3FN):

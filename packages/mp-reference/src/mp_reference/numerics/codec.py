@@ -15,7 +15,7 @@ from mp_reference.numerics.codec_kernels import (
     nan_code,
 )
 from mp_reference.numerics.rounding import check_rounding, flush_of, round_to
-from mp_reference.numerics.workspace import CHUNK, borrowed
+from mp_reference.numerics.workspace import BUFFER_BYTES, CHUNK, borrowed
 from mp_reference.spec.formats import BF16, FP16, FP32, FloatFormat, require_format
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-_ENCODED = 3 * CHUNK // 2  # most encoders use two buffers
+_ENCODED = BUFFER_BYTES // 4  # numbers a chunk, in float32
 _DECODED = 2 * CHUNK  # nothing but codes and numbers need fit the cache
 _LIBRARY_SOONER = 16384
 """Elements below which NumPy's scalar conversion to fp16 beats a dozen calls."""

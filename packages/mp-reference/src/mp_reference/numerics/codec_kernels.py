@@ -71,7 +71,7 @@ def nan_code(fmt: FloatFormat) -> int:
 _EXPONENT, _DROPPED = np.uint32(0x7F800000), np.uint32(13)  # fp16 drops 13 of float32's fraction bits
 _LEAST, _PAST = np.float32(2.0**-14), np.float32(2.0**16).view(np.uint32)
 _ABOVE, _OFFSET, _NEGATIVE = np.float32(1.5 * 2.0**13), np.uint16((126 << 10) + 0x200 & 0xFFFF), np.uint16(0x8001)
-_FRACTION_SHIFT, _FIELDS, _BIAS_MOVED = np.int32(13), np.uint32(0x8FFFE000), np.float32(2.0**112)
+_WIDER, _FIELDS, _BIAS_MOVED = np.int32(_DROPPED), np.uint32(0x8FFFE000), np.float32(2.0**112)
 _LEAST_UNIT = 2.0**-131  # below it float32's upper half has no room for a midpoint and one bit more
 
 
@@ -248,7 +248,7 @@ def _read_half(codes: NDArray[Any], out: NDArray[np.float32]) -> None:
     """fp16 to float32: shift the fields into place, then move the bias by a multiplication, subnormals included."""
     signed, pattern, unsigned = codes.view(np.int16), out.view(np.int32), out.view(np.uint32)
     np.copyto(pattern, signed)  # the sign spreads into the upper half
-    np.left_shift(pattern, _FRACTION_SHIFT, out=pattern)
+    np.left_shift(pattern, _WIDER, out=pattern)
     np.bitwise_and(unsigned, _FIELDS, out=unsigned)
     np.multiply(out, _BIAS_MOVED, out=out)
     if codes.size and (np.maximum.reduce(signed, axis=None) >= 0x7C00 or np.maximum.reduce(codes, axis=None) >= 0xFC00):

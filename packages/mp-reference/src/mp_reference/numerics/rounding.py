@@ -14,7 +14,7 @@ import numpy as np
 from mp_reference.numerics.arguments import RandomBits, carried, output_for, random_bits_for, require_threads
 from mp_reference.numerics.crew import share
 from mp_reference.numerics.rounding_kernels import kernel_for
-from mp_reference.numerics.workspace import CHUNK, borrowed
+from mp_reference.numerics.workspace import BUFFER_BYTES, CHUNK, borrowed
 from mp_reference.spec.formats import require_format
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ Subnormals = bool | Literal["flush-before", "flush-after"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 
-_CHUNK_BYTES = 3 * 2**16  # of each buffer: at most six, and most kernels touch three, in 2 MiB of second-level cache
 _SHARED_CHUNK = 2**19  # a thread waits long for the interpreter, at every ufunc call: with threads these must be long
 _WORTH_SHARING = 2**23
 _CARRIERS = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # ``name`` takes two microseconds
@@ -167,7 +166,7 @@ def _run_flat(
         x, out = x.reshape(-1), out.reshape(-1)
         bits = bits.reshape(-1) if isinstance(bits, np.ndarray) else bits
     if threads == 1 or x.size < _WORTH_SHARING or isinstance(bits, np.random.Generator):
-        chunk = _CHUNK_BYTES // out.itemsize
+        chunk = BUFFER_BYTES // out.itemsize
         _run_chunks(kernel, x, out, bits, width, chunk, range(0, x.size, chunk))
     else:
         run = partial(_run_chunks, kernel, x, out, bits, width, _SHARED_CHUNK)

@@ -10,11 +10,13 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CHUNK", "Panels", "Workspace", "borrowed"]
+__all__ = ["BUFFER_BYTES", "CHUNK", "Panels", "Workspace", "borrowed"]
 
 CHUNK = 32768
 """Elements a chunk: six buffers of them fit the second-level cache, and a ufunc call costs little against them."""
 
+BUFFER_BYTES = 3 * 2**16
+"""Bytes of a buffer where a kernel seldom needs more than three: longer than CHUNK in float32, for fewer calls."""
 
 _LINE = 64
 """Bytes of a cache line: a vector of a buffer that starts on one never lies across two, which halves the time of a
