@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +13,7 @@ import mp_reference as mp
 from mp_reference.numerics import arithmetic, exact
 from mp_reference.numerics.bits import differing_bits
 from mp_reference.numerics.codec import code_dtype
+from mp_reference.numerics.odd import ODD
 from mp_reference.numerics.rounding import ROUNDINGS
 from mp_reference.spec.formats import FORMATS
 
@@ -141,6 +143,76 @@ def test_long_results_alone_need_no_repair(dtype):
     irrational = np.sqrt(np.array([2.0, 3.0], dtype))
     added = arithmetic.add(irrational, dtype(1e-3), rounding="toward-positive")
     assert (added > irrational).all()
+
+
+LANDMARKS = np.uint16([
+    0x0000, 0x0001, 0x0002, 0x03FF, 0x0400, 0x0401, 0x07FF, 0x0800, 0x13FF, 0x2FFF, 0x3000, 0x3555, 0x37FF, 0x3800,
+    0x3BFF, 0x3C00, 0x3C01, 0x3FFF, 0x4000, 0x4200, 0x5BFF, 0x6400, 0x6800, 0x7800, 0x7BFE, 0x7BFF, 0x7C00, 0x7E00,
+])  # fmt: skip
+
+
+@pytest.mark.parametrize("rounding", DETERMINISTIC)
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div"])
+def test_every_fp16_code_with_landmarks_is_the_float64_result_rounded_once(name, rounding):
+    """float64 holds sums and products of fp16 exactly, and no quotient of 11 bits lies so near a midpoint as to err."""
+    codes = np.concatenate([LANDMARKS, LANDMARKS | 0x8000]).view(np.float16)[:, None]
+    x = np.arange(1 << 16).astype(np.uint16).view(np.float16)
+    exactly = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}[name]
+    for a, b in ((x, codes), (codes, x)):
+        with np.errstate(all="ignore"):
+            wide = exactly(a.astype(np.float64), b.astype(np.float64))
+            expected = mp.round_to(wide, mp.FP16, rounding).astype(np.float16)
+            if rounding == "toward-negative" and name in SIGNED_ZERO:
+                second = np.signbit(b) != (name == "sub")
+                expected = np.where((wide == 0) & (np.signbit(a) | second), np.float16(-0.0), expected)
+            got = getattr(arithmetic, name)(a, b, rounding=rounding)
+        assert differing_bits(got, expected) == 0
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "sqrt", "fma", "rem"])
+@pytest.mark.parametrize("fmt", [mp.FP16, mp.E5M2, mp.E4M3FNUZ, mp.E2M3FN], ids=lambda fmt: fmt.name)
+def test_both_carriers_hold_results_that_round_alike(fmt, name):
+    rng = np.random.default_rng([fmt.bits, fmt.bias, len(name)])
+    operands = [drawn(fmt, 300_000, rng).astype(np.float32) for _ in range(OPERATIONS.get(name, 2))]
+    if name == "fma":  # products in the middle of two numbers, and a trace that decides
+        operands[2][::3] = rng.choice(np.float32([fmt.min_subnormal, -fmt.min_subnormal, 0]), operands[2][::3].size)
+    how = {"precision": fmt.mantissa_bits + 1, "unit": fmt.min_subnormal}
+    for rounding in DETERMINISTIC:
+        with np.errstate(all="ignore"):
+            short = ODD[name](*operands, downward=rounding == "toward-negative", **how)
+            long = ODD[name](*(x.astype(np.float64) for x in operands), downward=rounding == "toward-negative", **how)
+        assert (short.dtype, long.dtype) == (np.float32, np.float64)
+        assert differing_bits(mp.round_to(short, fmt, rounding), mp.round_to(long, fmt, rounding).astype("f4")) == 0
+
+
+@pytest.mark.parametrize(("bits", "carrier"), [(24, np.float64), (11, np.float32)], ids=["fp32", "fp16"])
+def test_two_roundings_of_a_reciprocal_root_step_over_no_short_number(bits, carrier):
+    """Every fraction of ``bits`` bits, both parities of the exponent: what comes near a short number is on its side."""
+    integer, dropped = (np.int64, 52 - bits) if carrier is np.float64 else (np.int32, 23 - bits)
+    found = 0
+    for first in np.array_split(np.arange(1 << (bits - 1), 1 << bits, dtype=np.float64), 8):
+        for x in (first.astype(carrier), (2 * first).astype(carrier)):
+            pattern = ODD["rsqrt"](x).view(integer)
+            to_short = (pattern + integer(1 << (dropped - 1)) & ~integer((1 << dropped) - 1)) - pattern
+            for i in np.flatnonzero(np.abs(to_short) <= 4):
+                exactly, short = 1 / Fraction(float(x[i])), Fraction(float((pattern[i] + to_short[i]).view(carrier)))
+                assert np.sign(exactly - short**2) == -np.sign(to_short[i])
+                found += 1
+    assert found
+
+
+@pytest.mark.parametrize("fmt", [mp.FP32, mp.FP16, mp.BF16, mp.E5M2], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_smallest_sums_that_their_carrier_cannot_hold_are_repaired(fmt, sign):
+    """Alone in a chunk, where all sums are of one sign and barely too large to be exact."""
+    carrier_bits = 24 if fmt in (mp.FP16, mp.E5M2) else 53
+    large = min(2.0**carrier_bits * fmt.min_subnormal, fmt.max / 4)
+    a = np.full(100, sign * large).astype(np.float32).astype(fmt.dtype)
+    b = np.full(100, sign * fmt.min_subnormal).astype(np.float32).astype(fmt.dtype)
+    outward = "toward-positive" if sign > 0 else "toward-negative"
+    one = np.float32(1).astype(fmt.dtype)
+    for got in (mp.add(a, b, rounding=outward), mp.sub(a, -b, rounding=outward), mp.fma(a, one, b, rounding=outward)):
+        assert (got.astype(np.float64) == sign * large * (1 + fmt.epsilon)).all()
 
 
 def test_a_few_short_results_among_many_long_ones_are_found():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,9 +59,10 @@ def operands_of(name: str, *arrays: ArrayLike) -> tuple[FloatFormat, list[NDArra
 
 
 def once(name: str, rounding: Rounding, *arrays: ArrayLike) -> NDArray[Any]:
-    """An operation rounded once: through float32 where that is innocuous, else through float64 rounded to odd.
+    """An operation rounded once: through float32 where that is innocuous, else through a carrier rounded to odd.
 
-    NumPy and ml_dtypes go through float32 too; where they are sooner, they do it.
+    That is float32 for formats of fp16's range and fewer, else float64. NumPy and ml_dtypes go through float32 too;
+    where they are sooner, they do it.
 
     Args:
         name: a key of ``odd.ODD``.
@@ -89,10 +91,21 @@ def once(name: str, rounding: Rounding, *arrays: ArrayLike) -> NDArray[Any]:
         with np.errstate(all="ignore"):
             return np.asarray(_UFUNCS[name](*values))
     out = np.empty(shape, fmt.dtype)
-    narrow = rounding == "nearest-even" and name in _UFUNCS and fmt.has_zero  # else what vanishes is not the smallest
+    if rounding == "nearest-even" and name in _UFUNCS and fmt.has_zero:  # else what vanishes is not the smallest
+        _through_float32(partial(_into_first, _UFUNCS[name]), fmt, rounding, values, out)
+        return out
+    odd = partial(
+        ODD[name], downward=rounding == "toward-negative", precision=fmt.mantissa_bits + 1, unit=fmt.min_subnormal
+    )
+    narrow = fmt.mantissa_bits <= FP16.mantissa_bits and fmt.exponent_bits <= FP16.exponent_bits
     run = _through_float32 if narrow else _through_float64
-    run(name, fmt, rounding, values, out)
+    run(odd, fmt, rounding, values, out)
     return out
+
+
+def _into_first(ufunc: np.ufunc, *operands: NDArray[Any]) -> NDArray[Any]:
+    """A ufunc that needs its first operand no more."""
+    return np.asarray(ufunc(*operands, out=operands[0]))
 
 
 def chunks_of(values: list[NDArray[Any]], out: NDArray[Any], size: int) -> Any:
@@ -120,9 +133,9 @@ def chunks_of(values: list[NDArray[Any]], out: NDArray[Any], size: int) -> Any:
 
 
 def _through_float32(
-    name: str, fmt: FloatFormat, rounding: Rounding, values: list[NDArray[Any]], out: NDArray[Any]
+    compute: Any, fmt: FloatFormat, rounding: Rounding, values: list[NDArray[Any]], out: NDArray[Any]
 ) -> None:
-    """One float32 operation: 24 bits are at least twice the format's and two, so its own rounding does not show."""
+    """One float32 operation: its own rounding does not show, be it for its 24 bits or because it is to odd."""
     size = min(CHUNK, max(out.size, 1))
     carriers = [np.empty(size, np.float32) for _ in values]
     read, write = decoder_for(fmt), encoder_for(fmt, rounding)
@@ -133,20 +146,19 @@ def _through_float32(
             here = [carrier[: target.size] for carrier in carriers]
             for codes, carrier in zip(operands, here, strict=True):
                 read(codes, carrier)
-            _UFUNCS[name](*here, out=here[0])
-            refuse_nan(here[0], fmt)
-            write(here[0], target, work.first(target.size))
+            result = compute(*here)
+            refuse_nan(result, fmt)
+            write(result, target, work.first(target.size))
 
 
 def _through_float64(
-    name: str, fmt: FloatFormat, rounding: Rounding, values: list[NDArray[Any]], out: NDArray[Any]
+    compute: Any, fmt: FloatFormat, rounding: Rounding, values: list[NDArray[Any]], out: NDArray[Any]
 ) -> None:
-    """The operation in float64 to odd, then the one rounding."""
+    """The operation in float64 to odd, then the one rounding; every format so wide has NaN."""
     size = min(CHUNK // 2, max(out.size, 1))
     read, finish = decoder_for(fmt), _finisher(fmt, rounding)
     assert read is not None
     narrow = np.empty(size, np.float32)
-    downward = rounding == "toward-negative"
     with (
         chunks_of(values, out, size) as walk,
         np.errstate(all="ignore"),
@@ -162,9 +174,7 @@ def _through_float64(
                 else:
                     read(codes, carrier)
                     wide.append(carrier.astype(np.float64))
-            odd = ODD[name](*wide, downward=downward, precision=fmt.mantissa_bits + 1, unit=fmt.min_subnormal)
-            refuse_nan(odd, fmt)
-            finish(odd, target, carrier, work.first(target.size), wide_work.first(target.size))
+            finish(compute(*wide), target, carrier, work.first(target.size), wide_work.first(target.size))
 
 
 def _finisher(fmt: FloatFormat, rounding: Rounding) -> Any:

