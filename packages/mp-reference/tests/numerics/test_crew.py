@@ -11,6 +11,7 @@ import pytest
 import mp_reference as mp
 from mp_reference.numerics import crew, rounding
 from mp_reference.numerics.bits import differing_bits
+from mp_reference.numerics.rounding_kernels import Kernel, PatternKernel
 
 
 def test_every_part_is_done_once_by_whoever_is_free():
@@ -67,7 +68,7 @@ def test_helpers_are_kept_for_the_next_call():
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_gets_helpers_of_its_own(monkeypatch):
     monkeypatch.setattr(rounding, "_WORTH_SHARING", 100)
-    monkeypatch.setattr(rounding, "_SHARED_CHUNK", 64)
+    monkeypatch.setattr(Kernel, "shared_chunk", 64)
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     wanted = mp.round_to(x, mp.FP16, threads=2)
     child = os.fork()
@@ -85,7 +86,8 @@ def test_shared_chunks_meet_without_a_seam(mode, carrier, monkeypatch):
     random = rng.integers(0, 65536, x.shape, dtype=np.uint16) if mode == "stochastic" else None
     wanted = mp.round_to(x, mp.E4M3FN, mode, random_bits=random)
     monkeypatch.setattr(rounding, "_WORTH_SHARING", 1000)
-    monkeypatch.setattr(rounding, "_SHARED_CHUNK", 999)
+    for kind in (Kernel, PatternKernel):
+        monkeypatch.setattr(kind, "shared_chunk", 999)
     for threads in (2, 3):
         assert differing_bits(mp.round_to(x, mp.E4M3FN, mode, random_bits=random, threads=threads), wanted) == 0
         in_place = x.copy()

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import mp_reference as mp
-from mp_reference.numerics import fast_product, matmul, rounding
+from mp_reference.numerics import fast_product, matmul
 from mp_reference.numerics.bits import same_bits
 from mp_reference.numerics.codec import decode, encode
+from mp_reference.numerics.rounding_kernels import kernel_for
 
 MIB = 2**20
 ROOM = {"rounding": 3 * MIB, "product": 20 * MIB, "sum": 24 * MIB}  # what a call may hold besides its output
@@ -36,7 +37,8 @@ def big(shape, dtype=HALF):
 def test_rounding_holds_its_chunks_alone(mode, threads):
     x = np.linspace(-4, 4, 9_000_000, dtype=np.float32)
     random = np.zeros(x.shape, np.uint16) if mode == "stochastic" else None
-    room = threads * 26 * (rounding._SHARED_CHUNK if threads > 1 else 0) + ROOM["rounding"]
+    chunk = kernel_for(mp.FP16, mode, "ieee", "", "float32").shared_chunk
+    room = threads * 26 * (chunk if threads > 1 else 0) + ROOM["rounding"]
     assert peak_besides(lambda: mp.round_to(x, mp.FP16, mode, random_bits=random, threads=threads)) < room < x.nbytes
     assert peak_besides(lambda: mp.round_to(x[::2], mp.FP16, mode, random_bits=None if random is None else random[::2],
                                             threads=threads)) < ROOM["rounding"]  # fmt: skip

@@ -36,7 +36,6 @@ Subnormals = bool | Literal["flush-before", "flush-after"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 
-_SHARED_CHUNK = 2**19  # a thread waits long for the interpreter, at every ufunc call: with threads these must be long
 _WORTH_SHARING = 2**23
 _CARRIERS = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # ``name`` takes two microseconds
 
@@ -169,8 +168,8 @@ def _run_flat(
         chunk = BUFFER_BYTES // out.itemsize
         _run_chunks(kernel, x, out, bits, width, chunk, range(0, x.size, chunk))
     else:
-        run = partial(_run_chunks, kernel, x, out, bits, width, _SHARED_CHUNK)
-        share(range(0, x.size, _SHARED_CHUNK), run, threads)
+        run = partial(_run_chunks, kernel, x, out, bits, width, kernel.shared_chunk)
+        share(range(0, x.size, kernel.shared_chunk), run, threads)
 
 
 def _run_chunks(

@@ -75,6 +75,10 @@ def kernel_for(
 class Kernel(ABC):
     """What every kernel shares: the constants of a format in a carrier, and the rules past its ends."""
 
+    shared_chunk = 2**17
+    """Elements a chunk where threads share an array: each waits for the interpreter at every ufunc call, so that calls
+    must be long; but three buffers, or four, must fit the second-level cache."""
+
     def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: str, carrier: str) -> None:
         self.fmt, self.rounding = fmt, rounding
         self.flush = flush if fmt.has_zero else ""  # what has no zero has no subnormals either
@@ -152,13 +156,13 @@ class ScaledKernel(Kernel):
         if self.fmt.min_subnormal > 1:  # scaling down must leave something of what is not zero
             tiny = (x != 0) & (np.abs(x) < self.trace)
             x = np.where(tiny, np.copysign(self.trace, x), x)
-        unsigned, power, scale, scaled = self.unsigned, work.power, work.scale, work.scaled
+        unsigned, power, scaled = self.unsigned, work.power, work.scaled
         fields = power.view(unsigned)
         np.bitwise_and(x.view(unsigned), self.exponent_mask, out=fields)
         near_max = x.size > 0 and np.maximum.reduce(fields) >= self.top_binade
         power.clip(self.min_normal, self.highest, out=power)  # the method: np.clip costs a microsecond more a call
-        np.subtract(self.scale_pattern, fields, out=scale.view(unsigned))  # 2**mantissa_bits / power
-        np.multiply(x, scale, out=scaled)
+        np.subtract(self.scale_pattern, fields, out=scaled.view(unsigned))  # 2**mantissa_bits / power
+        np.multiply(x, scaled, out=scaled)
         self.to_integers(scaled, work, random, width)
         np.multiply(power, self.ulp_of_one, out=power)
         if self.fmt.has_zero:
@@ -226,7 +230,7 @@ class NearestKernel(ScaledKernel):
             if near_max:  # infinity must not get its last bit set
                 super().round(x, out, work, random, width)
                 return
-            x = np.bitwise_or(x.view(unsigned), unsigned(1), out=work.carried.view(unsigned)).view(self.real)
+            x = np.bitwise_or(x.view(unsigned), unsigned(1), out=out.view(unsigned)).view(self.real)
         self._round_at(anchor, x, out)
         if near_zero:
             np.bitwise_or(out.view(unsigned), sign, out=out.view(unsigned))
@@ -289,6 +293,8 @@ class WidenedKernel(Kernel):
 
 class PatternKernel(Kernel):
     """Round the float32 pattern as an integer: the carry into the exponent is the next binade, at the top infinity."""
+
+    shared_chunk = 2**19  # one buffer: what a cache misses costs less than waiting
 
     def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: str, carrier: str) -> None:
         super().__init__(fmt, rounding, overflow, flush, carrier)
