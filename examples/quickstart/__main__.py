@@ -89,6 +89,8 @@ def train_and_check(recipe: Recipe, data: text.Corpus, options: argparse.Namespa
     check = progress.add_task("  every update again in NumPy", total=options.steps, note="")
     verdict = replay(run, lambda: progress.advance(check))
     progress.update(check, note=f"{verdict.differing_bits} bits differ")
+    if not progress.console.is_terminal:  # where bars cannot move they are drawn once, at the end
+        progress.console.print(f"{recipe.name}: loss {run.losses[-1]:.3f}, {verdict.differing_bits} bits differ")
     return run, verdict
 
 
