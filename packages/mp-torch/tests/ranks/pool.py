@@ -32,8 +32,8 @@ class RankFailedError(AssertionError):
 class Pool:
     """``pool.run(job, world, *arguments)`` gives the list of what ``job(*arguments)`` returned on each rank.
 
-    The process group is made for the job and destroyed after it, so one test cannot poison the next; a job that does
-    not come back is killed with its processes, and the next job gets new ones.
+    The process group is made for the job and destroyed after it, so one test cannot poison the next; where a job does
+    not come back, or a group could not be made, all processes are killed and the next job gets new ones.
     """
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class Pool:
         """Like ``run``, but ``(True, result)`` or ``(False, traceback)`` of each rank."""
         self._start()
         with tempfile.TemporaryDirectory() as folder:
-            store = f"file://{folder}/store"
             for rank, end in enumerate(self._ends[:world]):
+                store = self._store(folder, rank)
                 end.send((job.__code__.co_filename, job.__name__, store, rank, world, arguments, timeout))
             deadline = time.monotonic() + timeout
             waiting = [end.poll(max(deadline - time.monotonic(), 0)) for end in self._ends[:world]]
@@ -62,7 +62,15 @@ class Pool:
                 self.close(kill=True)
                 late = [rank for rank, came in enumerate(waiting) if not came]
                 raise RankFailedError(f"ranks {late} did not answer within {timeout} s")
-            return [received(end) for end in self._ends[:world]]
+            answers = [received(end) for end in self._ends[:world]]
+        if not all(stays for *_, stays in answers):
+            self.close(kill=True)
+        return [(good, answer) for good, answer, _ in answers]
+
+    def _store(self, folder: str, rank: int) -> str:
+        """Where a rank looks for the others: the same file for all."""
+        del rank
+        return f"file://{folder}/store"
 
     def _start(self) -> None:
         if self._processes and all(process.is_alive() for process in self._processes):
@@ -93,12 +101,12 @@ class Pool:
         self._processes, self._ends = [], []
 
 
-def received(end: Connection) -> tuple[bool, Any]:
-    """What a worker says, or that it cannot any more."""
+def received(end: Connection) -> tuple[bool, Any, bool]:
+    """Whether a worker's job was done, what it says of it, and whether it can do another; or that it died."""
     try:
-        answer: tuple[bool, Any] = end.recv()
+        answer: tuple[bool, Any, bool] = end.recv()
     except EOFError:
-        return False, "the process died"
+        return False, "the process died", False
     return answer
 
 
@@ -117,27 +125,39 @@ def work(end: Connection) -> None:
     while (message := end.recv()) is not None:
         path, name, store, rank, world, arguments, timeout = message
         faulthandler.dump_traceback_later(max(timeout - 2, 1), file=sys.__stderr__)
+        grouped = False
         try:
             if path not in modules:
                 modules[path] = load(path)
-            end.send((True, one_job(getattr(modules[path], name), store, rank, world, arguments, timeout)))
+            make_group(store, rank, world, timeout)
+            grouped = True
+            end.send((True, one_job(getattr(modules[path], name), arguments), True))
         except BaseException:  # whatever it is, the test must see it
-            end.send((False, traceback.format_exc()))
+            end.send((False, traceback.format_exc(), grouped))
         faulthandler.cancel_dump_traceback_later()
 
 
-def one_job(
-    job: Callable[..., Any], store: str, rank: int, world: int, arguments: tuple[Any, ...], timeout: float
-) -> Any:
-    """Make the group, run, destroy the group."""
+def make_group(store: str, rank: int, world: int, timeout: float) -> None:
+    """Meet the other ranks, and leave together: one that failed at once would cut off a slower one's connection.
+
+    A process in which this failed is of no more use: torch counts the groups that it tried to make, and would look for
+    the next one under another number than the others.
+    """
     from datetime import timedelta
 
+    from torch import distributed
+
+    wait = timedelta(seconds=max(timeout - 5, 1))
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=wait)
+    distributed.barrier()
+
+
+def one_job(job: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Run, then destroy the group."""
     import torch
     from torch import distributed
 
     torch.manual_seed(0)
-    wait = timedelta(seconds=max(timeout - 5, 1))
-    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=wait)
     try:
         return job(*arguments)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -39,3 +40,16 @@ def test_a_rank_that_hangs_is_named_and_the_next_job_runs(pool):
     with pytest.raises(AssertionError, match=r"ranks \[1\] did not answer within 3.0 s"):
         pool.run(sleep_on, 2, 1, timeout=3.0)
     assert pool.run(sum_of_ranks, 2, 1.0) == [1.0, 1.0]
+
+
+def process() -> int:
+    return os.getpid()
+
+
+def test_after_a_group_that_could_not_be_made_the_next_job_gets_new_processes(pool, monkeypatch):
+    before = pool.run(process, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_store", lambda folder, rank: "nowhere://" if rank else f"file://{folder}/store")
+        with pytest.raises(AssertionError, match=r"rank 1:(.|\n)*init_process_group"):
+            pool.run(process, 2, timeout=3.0)
+    assert not set(before) & set(pool.run(process, 2))
