@@ -78,3 +78,22 @@ def test_nan_keeps_its_sign_on_the_way_to_codes_of_16_bits():
 def test_a_width_for_random_bits_is_refused_where_none_are_used():
     with pytest.raises(ValueError, match="random_bits are for rounding='stochastic', not 'nearest-even'; leave them"):
         encode(np.ones(3, np.float32), mp.FP16, random_width=3)
+
+
+@pytest.mark.parametrize("rounding", ["nearest-even", "nearest-away"])
+@pytest.mark.parametrize("zeros", range(5))
+@pytest.mark.parametrize("fmt", [mp.FP16, mp.E4M3FN, mp.E5M2], ids=lambda fmt: fmt.name)
+def test_few_zeros_in_a_chunk_keep_their_signs_as_many_do(fmt, zeros, rounding, oracle):
+    """What rounds to zero, what only looks like it, and zeros themselves, each with both signs, at random places."""
+    rng = np.random.default_rng([zeros, fmt.bits])
+    unit = fmt.min_subnormal
+    small = np.float32([unit / 2, -unit / 2, -0.0, 0.0, unit * 0.51, -unit * 0.75, unit / 7, -unit / 7, 1e-45, -1e-45])
+    for overflows in (False, True):
+        for in_place in (False, True):
+            x = rng.uniform(1, 2, 40).astype(np.float32)
+            x[rng.permutation(40)[:zeros]] = rng.choice(small, zeros)
+            if overflows:
+                x[rng.integers(40)] = -np.inf
+            wanted = oracle(x, fmt, rounding=rounding)
+            got = round_to(x, fmt, rounding, out=x if in_place else None)
+            assert differing_bits(got.astype(np.float64), wanted) == 0

@@ -33,6 +33,7 @@ __all__ = ["CHUNK", "Kernel", "NearestKernel", "Workspace", "kernel_for"]
 _UNSIGNED: dict[str, Any] = {"float32": np.uint32, "float64": np.uint64}
 _STORED_BITS = {"float32": 23, "float64": 52}
 _BIAS = {"float32": 127, "float64": 1023}
+_MANY = 2  # zeros of a chunk whose signs are sooner set all at once
 
 
 @lru_cache(maxsize=256)
@@ -197,6 +198,7 @@ class NearestKernel(ScaledKernel):
         super().__init__(fmt, rounding, overflow, flush, carrier)
         self.above = self.real(1.5 * 2.0 ** (self.stored_bits - fmt.mantissa_bits))
         self.may_vanish = self.real(fmt.min_subnormal / 2).view(self.unsigned)
+        self.least_normal = self.min_normal.view(self.unsigned)
         self.sign_bit = self.unsigned(1 << (8 * np.dtype(carrier).itemsize - 1))
 
     def bounded(
@@ -223,19 +225,34 @@ class NearestKernel(ScaledKernel):
         fields, sign = anchor.view(unsigned), work.scale.view(unsigned)
         np.bitwise_and(x.view(unsigned), self.exponent_mask, out=fields)
         near_max = x.size > 0 and np.maximum.reduce(fields) >= self.top_binade
-        near_zero = x.size > 0 and np.minimum.reduce(fields) <= self.may_vanish
-        if near_zero:
+        near_zero = self._near_zero(fields)
+        if len(near_zero) == _MANY:
             np.bitwise_and(x.view(unsigned), self.sign_bit, out=sign)
+        elif near_zero:
+            signed = x[near_zero]
         if self.rounding == "nearest-away":
             if near_max:  # infinity must not get its last bit set
                 super().round(x, out, work, random, width)
                 return
             x = np.bitwise_or(x.view(unsigned), unsigned(1), out=out.view(unsigned)).view(self.real)
         self._round_at(anchor, x, out)
-        if near_zero:
+        if len(near_zero) == _MANY:
             np.bitwise_or(out.view(unsigned), sign, out=out.view(unsigned))
+        elif near_zero:
+            out[near_zero] = np.copysign(out[near_zero], signed)
         if near_max:
             self._overflow(out, work)
+
+    def _near_zero(self, fields: NDArray[Any]) -> list[int]:
+        """Where results may be zero, ``_MANY`` places at most; their fields become the least normal number's."""
+        places: list[int] = []
+        while fields.size and len(places) < _MANY:
+            place = int(fields.argmin())
+            if fields[place] > self.may_vanish:
+                break
+            places.append(place)
+            fields[place] = self.least_normal
+        return places
 
 
 class StochasticKernel(ScaledKernel):
