@@ -133,15 +133,15 @@ def test_nearest_even_is_numpys_and_ml_dtypes_arithmetic(dtype):
         assert differing_bits(mp.sqrt(a), np.sqrt(a)) == 0
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_long_results_alone_need_no_repair(dtype):
-    x = np.array([1.0009765625, 1.0029296875], dtype)  # their products have 21 bits, their roots never end
+@pytest.mark.parametrize("fmt", [mp.FP32, mp.FP16, mp.BF16], ids=lambda fmt: fmt.name)
+def test_long_results_alone_need_no_repair(fmt):
+    near_one = [1.0009765625, 1.0029296875] if fmt != mp.BF16 else [1.0078125, 1.0234375]
+    x = np.array(near_one, fmt.dtype)  # their products have twice as many bits, their roots never end
     for name, operands in [("fma", (x, x[::-1], x)), ("rsqrt", (x,)), ("mul", (x, x[::-1])), ("div", (x, x[::-1]))]:
         got = getattr(arithmetic, name)(*operands, rounding="toward-zero")
-        fmt = mp.FP32 if dtype == np.float32 else mp.FP16
         assert differing_bits(got, oracle(name, fmt, "toward-zero", operands)) == 0
-    irrational = np.sqrt(np.array([2.0, 3.0], dtype))
-    added = arithmetic.add(irrational, dtype(1e-3), rounding="toward-positive")
+    irrational = np.sqrt(np.array([2.0, 3.0], fmt.dtype))
+    added = arithmetic.add(irrational, np.array(1e-3, fmt.dtype), rounding="toward-positive")
     assert (added > irrational).all()
 
 
@@ -224,6 +224,14 @@ def test_a_few_short_results_among_many_long_ones_are_found():
     assert (mp.add(a, b, rounding="toward-negative")[::40] == np.float32(1.5)).all()
     assert (mp.fma(a, a, -tiny * b, rounding="toward-zero")[::40] == np.float32(2.25 - 2.0**-22)).all()
     assert (mp.sqrt(a[a != 1.5], rounding="toward-zero") <= np.sqrt(a[a != 1.5].astype(np.float64))).all()
+
+
+@pytest.mark.parametrize("rounding", DETERMINISTIC)
+@pytest.mark.parametrize("fmt", [mp.FP32, mp.FP16, mp.BF16, mp.E4M3FN], ids=lambda fmt: fmt.name)
+def test_what_is_exact_in_every_place_stays_so(fmt, rounding):
+    x = np.full(100, 1.5, np.float32).astype(fmt.dtype)
+    for got, wanted in ((mp.add(x, x, rounding), 3), (mp.div(x, x, rounding), 1), (mp.fma(x, x, -x, rounding), 0.75)):
+        assert (got.astype(np.float64) == wanted).all()
 
 
 @pytest.mark.parametrize("fmt", [mp.FP32, mp.FP16, mp.BF16, mp.E4M3FN], ids=lambda fmt: fmt.name)
