@@ -112,7 +112,7 @@ def _sqrt(a: Wide, *, precision: int = 24, **_: Any) -> Wide:
 
 
 def _rsqrt(a: Wide, **_: Any) -> Wide:
-    """Two roundings err by less than two units, and step over no short number: the tests ask all 24-bit fractions."""
+    """Two roundings err by less than two units, and step over no short number: tests ask every fraction a carrier gets."""
     return np.asarray(1 / np.sqrt(a))
 
 
