@@ -112,7 +112,7 @@ def _sqrt(a: Wide, *, precision: int = 24, **_: Any) -> Wide:
 
 
 def _rsqrt(a: Wide, **_: Any) -> Wide:
-    """Two roundings err by less than two units, and step over no short number: tests ask every fraction a carrier gets."""
+    """Two roundings err by less than two units, and step over no short number: tests ask all fractions there are."""
     return np.asarray(1 / np.sqrt(a))
 
 
