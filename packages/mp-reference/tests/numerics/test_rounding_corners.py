@@ -25,7 +25,7 @@ HIGH = FloatFormat("e7m3high", exponent_bits=7, mantissa_bits=3, bias=5)  # a la
 SMALL = FloatFormat("e4m3small", exponent_bits=4, mantissa_bits=3, bias=20)  # all of its numbers are below 1
 POWERS = FloatFormat("e5m0", exponent_bits=5, mantissa_bits=0)  # one digit: every number is odd
 KINDS = [mp.FP16, mp.E4M3FN, mp.E4M3FNUZ, mp.E2M1FN, mp.E8M0FNU, mp.BF16, mp.TF32, LONG, *NEAR, HIGH, SMALL, POWERS]
-WIDTHS = [1, 5, 10, 11, 12, 15, 16, 17, 22, 23, 24, 29, 30, 31, 32]
+WIDTHS = [1, 5, 10, 11, 12, 15, 16, 17, 22, 23, 24, 27, 28, 29, 30, 31, 32]
 
 
 def places(fmt):

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["INTEGER_ROUNDINGS", "with_sign"]
 
 _UNSIGNED: dict[str, Any] = {"float32": np.uint32, "float64": np.uint64}
+_SUM_WIDTH = 27
+"""Random bits that float64 adds to a float32 number without stepping over an integer: the sum is exact, or the number
+below 2**-29, which no such bits lift to 1."""
 
 
 def with_sign(magnitude: float, like: NDArray[Any], out: NDArray[Any]) -> None:
@@ -74,17 +77,25 @@ def _to_odd(y: NDArray[Any], work: Workspace, *_: Any) -> None:
 
 
 def _stochastic(y: NDArray[Any], work: Workspace, random: NDArray[Any], width: int) -> None:
-    """Up in magnitude where the fraction f has ``f >= 1 - (R + 1/2) / 2**width``; both sides are exact."""
+    """Up in magnitude where the fraction f has ``f + (R + 1/2) / 2**width >= 1``."""
     if width < 8 * random.dtype.itemsize:
         random = random & random.dtype.type((1 << width) - 1)
+    if y.dtype == np.float32 and width <= _SUM_WIDTH:
+        total = work.wide
+        np.multiply(random, 2.0**-width, out=total)
+        np.add(total, 2.0 ** -(width + 1), out=total)
+        np.copysign(total, y, out=total)
+        np.add(total, y, out=total)
+        np.trunc(total, out=y, casting="same_kind")
+        return
     fraction, whole, ups = work.carried, work.scale, work.mask
     np.abs(y, out=fraction)
     np.trunc(fraction, out=whole)
     np.subtract(fraction, whole, out=fraction)
-    if width < (24 if y.dtype == np.float32 else 53):
+    if y.dtype == np.float64 and width < 53:  # f >= 1 - (R + 1/2) / 2**width: both sides are exact
         threshold = random.astype(y.dtype)
-        np.multiply(threshold, y.dtype.type(-(2.0**-width)), out=threshold)
-        np.add(threshold, y.dtype.type(1 - 2.0 ** -(width + 1)), out=threshold)
+        np.multiply(threshold, -(2.0**-width), out=threshold)
+        np.add(threshold, 1 - 2.0 ** -(width + 1), out=threshold)
         np.greater_equal(fraction, threshold, out=ups)
     else:
         np.copyto(ups, _carries(fraction, random, width))

@@ -91,13 +91,13 @@ def round_to(
     require_threads(threads)
     values = carried(x)
     bits, width = random_bits_for(random_bits, random_width, rounding, values.shape)
-    out = output_for(values, out)
-    kernel = kernel_for(require_format(fmt), rounding, overflow, flush_of(subnormals), _CARRIERS[out.dtype])
-    if _plain(values, out, bits):
-        _run_flat(kernel, values, out, bits, width, threads)
+    target = output_for(values, out)
+    kernel = kernel_for(require_format(fmt), rounding, overflow, flush_of(subnormals), _CARRIERS[target.dtype])
+    if _alike(values, target, bits) and (out is None or not _overlap(values, target, bits)):
+        _run_flat(kernel, values, target, bits, width, threads)
     else:
-        _run_strided(kernel, values, out, bits, width)
-    return out
+        _run_strided(kernel, values, target, bits, width)
+    return target
 
 
 def check_rounding(rounding: str, overflow: str = "ieee", subnormals: object = True) -> None:
@@ -146,14 +146,18 @@ def flush_of(subnormals: Subnormals) -> Literal["", "before", "after"]:
     return "" if subnormals else "after"
 
 
-def _plain(x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None) -> bool:
-    """Whether the arrays are walked over alike from end to end, and what is written is not read again."""
+def _alike(x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None) -> bool:
+    """Whether the arrays are walked over alike from end to end."""
     if isinstance(bits, np.ndarray) and not (bits.flags.c_contiguous and bits.shape == x.shape):
         return False
+    return x.dtype == out.dtype and x.flags.c_contiguous and out.flags.c_contiguous
+
+
+def _overlap(x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None) -> bool:
+    """Whether what is written may be read again."""
     if isinstance(bits, np.ndarray) and np.may_share_memory(out, bits):
-        return False
-    alike = x.dtype == out.dtype and x.flags.c_contiguous and out.flags.c_contiguous
-    return alike and (x is out or not np.may_share_memory(x, out))
+        return True
+    return x is not out and np.may_share_memory(x, out)
 
 
 def _run_flat(
@@ -172,12 +176,13 @@ def _run_flat(
         share(range(0, x.size, kernel.shared_chunk), run, threads)
 
 
+@np.errstate(all="ignore")
 def _run_chunks(
     kernel: Kernel, x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, width: int,
     chunk: int, starts: Iterable[int],
 ) -> None:  # fmt: skip
     """The chunks that start where ``starts`` says."""
-    with np.errstate(all="ignore"), borrowed(out.dtype, chunk) as work:
+    with borrowed(out.dtype, chunk) as work:
         for start in starts:
             here = slice(start, start + chunk)
             part = x[here]

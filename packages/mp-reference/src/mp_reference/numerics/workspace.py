@@ -26,12 +26,13 @@ ufunc with three buffers."""
 class Workspace:
     """The scratch buffers of one call, each ``size`` elements; pages that no kernel touches cost nothing."""
 
-    __slots__ = ("carried", "index", "mask", "part", "power", "scale", "scaled", "second_mask")
+    __slots__ = ("carried", "index", "mask", "part", "power", "scale", "scaled", "second_mask", "wide")
 
     def __init__(self, size: int, dtype: np.dtype[Any]) -> None:
         self.power, self.scale, self.scaled, self.carried = (_aligned(size, dtype) for _ in range(4))
         self.mask, self.second_mask = _aligned(size, np.dtype(np.bool_)), _aligned(size, np.dtype(np.bool_))
-        self.index = _aligned(size, np.dtype(np.intp))
+        self.wide = _aligned(size, np.dtype(np.float64))
+        self.index = self.wide.view(np.intp)[:size]  # no kernel uses both
         self.part: Workspace | None = None
 
     def first(self, size: int) -> Workspace:
@@ -40,7 +41,7 @@ class Workspace:
             return self
         if self.part is None or self.part.mask.size != size:
             part = object.__new__(Workspace)
-            for name in ("carried", "index", "mask", "power", "scale", "scaled", "second_mask"):
+            for name in ("carried", "index", "mask", "power", "scale", "scaled", "second_mask", "wide"):
                 setattr(part, name, getattr(self, name)[:size])
             part.part = None
             self.part = part
