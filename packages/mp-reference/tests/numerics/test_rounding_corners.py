@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
 import ml_dtypes
@@ -93,13 +94,13 @@ def test_numbers_go_up_from_the_very_fraction_that_the_random_bits_ask_for(fmt, 
         beside = [np.nextafter(fraction, towards) for towards in (0.0, fraction, 1.0)]
         for low, unit in ((0.0, fmt.min_subnormal), (1.0, fmt.epsilon)):
             numbers = [low + part * unit for part in beside]
-            for carrier in (np.float32, np.float64):
-                x = np.array([*numbers, *np.negative(numbers)]).astype(carrier)
+            for others, carrier in itertools.product(([], [fmt.max]), (np.float32, np.float64)):
+                x = np.array([*numbers, *np.negative(numbers), *others]).astype(carrier)
                 how = {"random_bits": drawn, "random_width": width}
                 wanted = [exact.round_exact(float(value), fmt, "stochastic", **how) for value in x]
                 random = np.full(x.shape, drawn, np.uint64 if width > 32 else np.uint32)
                 got = round_to(x, fmt, "stochastic", random_bits=random, random_width=width)
-                assert differing_bits(got.astype(np.float64), np.array(wanted)) == 0, (drawn, low, carrier)
+                assert differing_bits(got.astype(np.float64), np.array(wanted)) == 0, (drawn, low, others, carrier)
 
 
 @pytest.mark.parametrize("subnormals", FLUSHES)

@@ -368,8 +368,7 @@ class NormalKernel(PatternKernel):
         )
 
     def __init__(self, general: ScaledKernel) -> None:
-        overflow = "saturate" if general.saturate else "ieee"
-        super().__init__(general.fmt, general.rounding, overflow, general.flush, "float32")
+        super().__init__(general.fmt, general.rounding, "ieee", general.flush, "float32")  # the other one overflows
         self.general = general
         self.top = self.real(2.0**self.fmt.max_exponent)  # what lies below rounds to no more than this
         self.unit, self.units = self.real(self.fmt.min_subnormal), self.real(1 / self.fmt.min_subnormal)
