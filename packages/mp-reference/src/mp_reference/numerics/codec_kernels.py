@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Encoder: TypeAlias = Callable[[NDArray[np.float32], NDArray[Any], Workspace], None]
     Decoder: TypeAlias = Callable[[NDArray[Any], NDArray[np.float32]], None]
 
-__all__ = ["assembled", "code_dtype", "decoder_for", "disassembled", "encoder_for", "nan_code"]
+__all__ = ["assembled", "code_dtype", "decoder_for", "disassembled", "encoder_for", "half_special", "nan_code"]
 
 
 def code_dtype(fmt: FloatFormat) -> np.dtype[Any]:
@@ -244,6 +244,26 @@ def decoder_for(fmt: FloatFormat) -> Decoder | None:
     return _TableDecoder(fmt) if fmt.bits <= 16 else None
 
 
+def half_special(codes: NDArray[np.uint16]) -> bool:
+    """Whether there is an infinity or NaN among codes of fp16.
+
+    Args:
+        codes: uint16, any shape.
+
+    Returns:
+        The answer, from the largest code of either sign: found by its place, which costs half of a reduction.
+
+    Source: IEEE 754-2019, 3.4.
+
+    >>> half_special(np.uint16([0x3C00, 0xFBFF])), half_special(np.uint16([0x3C00, 0xFC00]))
+    (False, True)
+    """
+    if not codes.size:
+        return False
+    signed = codes.view(np.int16)
+    return bool(signed.item(signed.argmax()) >= 0x7C00 or codes.item(codes.argmax()) >= 0xFC00)
+
+
 def _read_half(codes: NDArray[Any], out: NDArray[np.float32]) -> None:
     """fp16 to float32: shift the fields into place, then move the bias by a multiplication, subnormals included."""
     signed, pattern, unsigned = codes.view(np.int16), out.view(np.int32), out.view(np.uint32)
@@ -251,7 +271,7 @@ def _read_half(codes: NDArray[Any], out: NDArray[np.float32]) -> None:
     np.left_shift(pattern, _WIDER, out=pattern)
     np.bitwise_and(unsigned, _FIELDS, out=unsigned)
     np.multiply(out, _BIAS_MOVED, out=out)
-    if codes.size and (signed.item(signed.argmax()) >= 0x7C00 or codes.item(codes.argmax()) >= 0xFC00):
+    if half_special(codes):
         special = np.abs(out) >= 65536
         unsigned[special] |= _EXPONENT
 
