@@ -55,7 +55,8 @@ class Problem:
                 f"of b ({b.shape[-2]}); transpose one of them"
             )
         try:
-            batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+            alike = a.shape[:-2] == b.shape[:-2]
+            batch = a.shape[:-2] if alike else np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         except ValueError:
             raise ValueError(
                 f"matmul of {a.shape} by {b.shape}: the leading axes {a.shape[:-2]} and {b.shape[:-2]} do not "

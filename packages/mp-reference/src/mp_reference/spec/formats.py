@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, field
+from functools import lru_cache
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -185,13 +186,7 @@ class FloatFormat:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy dtype of this name, or float32, which holds every value of a format that has none."""
-        import ml_dtypes
-        import numpy as np
-
-        name = _NATIVE_DTYPES.get(self.name, self.name)
-        if FORMATS.get(self.name) != self:
-            return np.dtype("float32")
-        return np.dtype(getattr(ml_dtypes, name, name))
+        return _dtype_of(self)
 
     def __repr__(self) -> str:
         """What a person wants to know of a format, in one line."""
@@ -200,6 +195,17 @@ class FloatFormat:
             f"{self.mantissa_bits} mantissa, range {self.min_subnormal:.3g} to {self.max:.6g}, "
             f"epsilon {self.epsilon:g})"
         )
+
+
+@lru_cache(maxsize=256)
+def _dtype_of(fmt: FloatFormat) -> np.dtype[Any]:
+    import ml_dtypes
+    import numpy as np
+
+    name = _NATIVE_DTYPES.get(fmt.name, fmt.name)
+    if FORMATS.get(fmt.name) != fmt:
+        return np.dtype("float32")
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 FP32 = FloatFormat(
