@@ -255,6 +255,21 @@ def test_no_elements_and_one_element_without_axes_are_legal(fmt):
     assert round_to(2.0, fmt) == 2.0
 
 
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("fmt", [mp.FP16, mp.BF16, mp.E4M3FN, mp.E8M0FNU, mp.FP32], ids=lambda fmt: fmt.name)
+def test_a_long_array_stays_as_it_was_and_gives_what_its_parts_give(fmt, rounding):
+    rng = np.random.default_rng(2)
+    x = (rng.standard_normal(100_003) * 2.0 ** rng.integers(-30, 18, 100_003)).astype(np.float32)
+    x[[0, 1, 50_000, -1]] = 0.0, -0.0, np.inf, np.nan
+    bits = rng.integers(0, 2**16, x.shape, np.uint16) if rounding == "stochastic" else None
+    before = x.copy()
+    parts = [slice(start, start + 999) for start in range(0, x.size, 999)]
+    wanted = [round_to(x[i], fmt, rounding, random_bits=None if bits is None else bits[i]) for i in parts]
+    assert differing_bits(round_to(x, fmt, rounding, random_bits=bits), np.concatenate(wanted)) == 0
+    assert differing_bits(x, before) == 0
+    assert differing_bits(round_to(x, fmt, rounding, random_bits=bits, out=x), np.concatenate(wanted)) == 0
+
+
 def test_chunks_meet_without_a_seam():
     x = np.random.default_rng(1).standard_normal(300_000).astype(np.float32)
     with np.errstate(over="ignore"):

@@ -170,7 +170,8 @@ def _run_flat(
         bits = bits.reshape(-1) if isinstance(bits, np.ndarray) else bits
     if threads == 1 or x.size < _WORTH_SHARING or isinstance(bits, np.random.Generator):
         chunk = BUFFER_BYTES // out.itemsize
-        _run_chunks(kernel, x, out, bits, width, chunk, range(0, x.size, chunk))
+        copied = kernel.in_place and x.size > chunk
+        _run_chunks(kernel, x, out, bits, width, chunk, range(0, x.size, chunk), copied=copied)
     else:
         run = partial(_run_chunks, kernel, x, out, bits, width, kernel.shared_chunk)
         share(range(0, x.size, kernel.shared_chunk), run, threads)
@@ -179,16 +180,18 @@ def _run_flat(
 @np.errstate(all="ignore")
 def _run_chunks(
     kernel: Kernel, x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, width: int,
-    chunk: int, starts: Iterable[int],
+    chunk: int, starts: Iterable[int], *, copied: bool = False,
 ) -> None:  # fmt: skip
-    """The chunks that start where ``starts`` says."""
+    """The chunks that start where ``starts`` says, first ``copied`` to where the result goes if need be."""
     with borrowed(out.dtype, chunk) as work:
         for start in starts:
             here = slice(start, start + chunk)
-            part = x[here]
-            kernel(
-                part, out[here], work, bits[here] if isinstance(bits, np.ndarray) else _drawn(bits, part.size), width
-            )
+            part, target = x[here], out[here]
+            if copied:
+                np.copyto(target, part)
+                part = target
+            random = bits[here] if isinstance(bits, np.ndarray) else _drawn(bits, part.size)
+            kernel(part, target, work, random, width)
 
 
 def _run_strided(

@@ -80,6 +80,9 @@ class Kernel(ABC):
     """Elements a chunk where threads share an array: each waits for the interpreter at every ufunc call, so that calls
     must be long; but three buffers, or four, must fit the second-level cache."""
 
+    in_place = False
+    """Whether chunks of long arrays are copied to where results go, and rounded there: less cache, fewer waits."""
+
     def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: str, carrier: str) -> None:
         self.fmt, self.rounding = fmt, rounding
         self.one_zero = not fmt.has_negative_zero
@@ -202,6 +205,7 @@ class NearestKernel(ScaledKernel):
 
     def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: str, carrier: str) -> None:
         super().__init__(fmt, rounding, overflow, flush, carrier)
+        self.in_place = rounding == "nearest-even"  # the other one writes there at once
         self.above = self.real(1.5 * 2.0 ** (self.stored_bits - fmt.mantissa_bits))
         self.may_vanish = self.real(fmt.min_subnormal / 2).view(self.unsigned)
         self.least_normal = self.min_normal.view(self.unsigned)
