@@ -1,8 +1,8 @@
 """How fast rounding, codes, elementwise arithmetic and fma are, beside the peers that install as wheels.
 
 Prints ``name: value unit``, one line each: medians of process time on one thread, everything in turn in one process,
-and the ratio to each peer. In brackets the same for the second of two calls in a turn, which finds its input in the
-caches and its result's pages at hand, as a program does that calls it again and again.
+and the ratio to each peer. A turn is twice a million elements, in one call each or in many; in brackets the second
+million, which finds its input in the caches and its result's pages at hand, as in a program that calls again and again.
 ``python benchmarks/numerics.py [elements] [repeats]``; a peer that is not installed (gfloat, qtorch, pychop, apytypes)
 is left out and named. Products under a named accumulator are in ``benchmarks/matmul.py``.
 """
@@ -151,8 +151,8 @@ def measure(groups: dict[str, Group], n: int, repeats: int) -> None:
 
 
 def _seconds(call: Call, n: int) -> float:
-    """Seconds of one call; of small arrays the mean of many."""
-    calls = max(1, 200_000 // n)
+    """Seconds of one call; of small arrays the mean of as many as make up a million elements."""
+    calls = max(1, 1_000_000 // n)
     begun = time.process_time()
     for _ in range(calls):
         call()
