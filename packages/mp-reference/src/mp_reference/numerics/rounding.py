@@ -170,8 +170,7 @@ def _run_flat(
         bits = bits.reshape(-1) if isinstance(bits, np.ndarray) else bits
     if threads == 1 or x.size < _WORTH_SHARING or isinstance(bits, np.random.Generator):
         chunk = BUFFER_BYTES // out.itemsize
-        copied = kernel.in_place and x.size > chunk
-        _run_chunks(kernel, x, out, bits, width, chunk, range(0, x.size, chunk), copied=copied)
+        _run_chunks(kernel, x, out, bits, width, chunk, range(0, x.size, chunk))
     else:
         run = partial(_run_chunks, kernel, x, out, bits, width, kernel.shared_chunk)
         share(range(0, x.size, kernel.shared_chunk), run, threads)
@@ -180,14 +179,14 @@ def _run_flat(
 @np.errstate(all="ignore")
 def _run_chunks(
     kernel: Kernel, x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, width: int,
-    chunk: int, starts: Iterable[int], *, copied: bool = False,
+    chunk: int, starts: Iterable[int],
 ) -> None:  # fmt: skip
-    """The chunks that start where ``starts`` says, first ``copied`` to where the result goes if need be."""
+    """The chunks that start where ``starts`` says."""
     with borrowed(out.dtype, chunk) as work:
         for start in starts:
             here = slice(start, start + chunk)
             part, target = x[here], out[here]
-            if copied:
+            if kernel.in_place and x.size > chunk:
                 np.copyto(target, part)
                 part = target
             random = bits[here] if isinstance(bits, np.ndarray) else _drawn(bits, part.size)

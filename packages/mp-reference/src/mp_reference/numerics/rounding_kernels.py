@@ -84,8 +84,7 @@ class Kernel(ABC):
     """Whether chunks of long arrays are copied to where results go, and rounded there: less cache, fewer waits."""
 
     def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: str, carrier: str) -> None:
-        self.fmt, self.rounding = fmt, rounding
-        self.one_zero = not fmt.has_negative_zero
+        self.fmt, self.rounding, self.one_zero = fmt, rounding, not fmt.has_negative_zero
         self.flush = flush if fmt.has_zero else ""  # what has no zero has no subnormals either
         self.saturate = overflow == "saturate" or fmt.specials == "finite"
         self.real = np.dtype(carrier).type
@@ -205,7 +204,8 @@ class NearestKernel(ScaledKernel):
 
     def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: str, carrier: str) -> None:
         super().__init__(fmt, rounding, overflow, flush, carrier)
-        self.in_place = rounding == "nearest-even"  # the other one writes there at once
+        if rounding == "nearest-even":  # the other one writes there at once
+            self.in_place, self.shared_chunk = True, 2**18
         self.above = self.real(1.5 * 2.0 ** (self.stored_bits - fmt.mantissa_bits))
         self.may_vanish = self.real(fmt.min_subnormal / 2).view(self.unsigned)
         self.least_normal = self.min_normal.view(self.unsigned)
