@@ -11,7 +11,25 @@ import pytest
 import mp_reference as mp
 from mp_reference.numerics import crew, rounding
 from mp_reference.numerics.bits import differing_bits
-from mp_reference.numerics.rounding_kernels import Kernel, PatternKernel
+from mp_reference.numerics.rounding_kernels import kernel_for
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """Rounding that shares short arrays too; answers with how many parts each call dealt out."""
+    dealt = []
+
+    def share(parts, run, threads):
+        dealt.append(len(parts))
+        crew.share(parts, run, threads)
+
+    def prepare(fmt, mode, carrier, chunk):
+        monkeypatch.setattr(rounding, "_WORTH_SHARING", 100)
+        monkeypatch.setattr(rounding, "share", share)
+        monkeypatch.setattr(kernel_for(fmt, mode, "ieee", "", carrier), "shared_chunk", chunk)
+        return dealt
+
+    return prepare
 
 
 def test_every_part_is_done_once_by_whoever_is_free():
@@ -66,11 +84,11 @@ def test_helpers_are_kept_for_the_next_call():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_gets_helpers_of_its_own(monkeypatch):
-    monkeypatch.setattr(rounding, "_WORTH_SHARING", 100)
-    monkeypatch.setattr(Kernel, "shared_chunk", 64)
+def test_a_forked_child_gets_helpers_of_its_own(shared):
+    dealt = shared(mp.FP16, "nearest-even", "float32", 64)
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     wanted = mp.round_to(x, mp.FP16, threads=2)
+    assert dealt == [16]
     child = os.fork()
     if not child:
         same = differing_bits(mp.round_to(x, mp.FP16, threads=2), wanted) == 0
@@ -78,21 +96,23 @@ def test_a_forked_child_gets_helpers_of_its_own(monkeypatch):
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("mode", ["nearest-even", "toward-zero", "stochastic"])
-@pytest.mark.parametrize("carrier", [np.float32, np.float64])
-def test_shared_chunks_meet_without_a_seam(mode, carrier, monkeypatch):
+@pytest.mark.parametrize("mode", ["nearest-even", "nearest-away", "toward-zero", "stochastic"])
+@pytest.mark.parametrize("carrier", ["float32", "float64"])
+@pytest.mark.parametrize("fmt", [mp.E4M3FN, mp.BF16], ids=lambda fmt: fmt.name)
+def test_shared_chunks_meet_without_a_seam(fmt, mode, carrier, shared):
     rng = np.random.default_rng(7)
     x = rng.standard_normal((100, 101)).astype(carrier)
+    before = x.copy()
     random = rng.integers(0, 65536, x.shape, dtype=np.uint16) if mode == "stochastic" else None
-    wanted = mp.round_to(x, mp.E4M3FN, mode, random_bits=random)
-    monkeypatch.setattr(rounding, "_WORTH_SHARING", 1000)
-    for kind in (Kernel, PatternKernel):
-        monkeypatch.setattr(kind, "shared_chunk", 999)
+    wanted = mp.round_to(x, fmt, mode, random_bits=random)
+    dealt = shared(fmt, mode, carrier, 999)
     for threads in (2, 3):
-        assert differing_bits(mp.round_to(x, mp.E4M3FN, mode, random_bits=random, threads=threads), wanted) == 0
+        assert differing_bits(mp.round_to(x, fmt, mode, random_bits=random, threads=threads), wanted) == 0
+        assert differing_bits(x, before) == 0
         in_place = x.copy()
-        mp.round_to(in_place, mp.E4M3FN, mode, random_bits=random, out=in_place, threads=threads)
+        mp.round_to(in_place, fmt, mode, random_bits=random, out=in_place, threads=threads)
         assert differing_bits(in_place, wanted) == 0
+    assert dealt == [11] * 4
 
 
 def test_what_overlaps_or_draws_its_own_bits_is_done_by_one_thread(monkeypatch):
