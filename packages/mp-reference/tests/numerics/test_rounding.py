@@ -237,6 +237,15 @@ def test_overlapping_memory_is_rounded_as_if_it_did_not_overlap():
     assert differing_bits(memory[1:], wanted) == 0
 
 
+def test_random_bits_are_read_before_the_result_is_written_over_them():
+    x = np.random.default_rng(4).standard_normal(200_000).astype(np.float32)
+    memory = np.random.default_rng(5).integers(0, 2**32, 201_000, dtype=np.uint32)
+    bits, target = memory[:-1000], memory[1000:].view(np.float32)  # a chunk's result lies where the next one's bits do
+    wanted = round_to(x, mp.E4M3FN, "stochastic", random_bits=bits.copy())
+    round_to(x, mp.E4M3FN, "stochastic", random_bits=bits, out=target)
+    assert differing_bits(target, wanted) == 0
+
+
 def test_any_strides_are_rounded():
     x = np.random.default_rng(0).standard_normal((7, 300, 11)).astype(np.float32)
     wanted = round_to(x, mp.FP16)
