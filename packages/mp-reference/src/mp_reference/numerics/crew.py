@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     Part = TypeVar("Part")
 
-__all__ = ["share"]
+__all__ = ["relay", "share"]
 
 
 def share(parts: Sequence[Part], run: Callable[[Iterator[Part]], None], threads: int) -> None:
@@ -41,6 +41,39 @@ def share(parts: Sequence[Part], run: Callable[[Iterator[Part]], None], threads:
         for other in others:
             if not other.cancel():
                 other.result()
+
+
+def relay(parts: Sequence[Part], prepare: Callable[[Part], None], finish: Callable[[Part], None], threads: int) -> None:
+    """Finish parts one after the other on the calling thread, while helpers prepare those to come.
+
+    For work in many short steps, which threads cannot do at once, behind one long step, which they can. The calling
+    thread prepares what no helper has begun, and waits for what one has.
+
+    Args:
+        parts: what is to be done; finished in this order.
+        prepare: what comes before, for each part once.
+        finish: what comes after it.
+        threads: how many, the calling one among them.
+
+    Source: this module.
+
+    >>> done = []
+    >>> relay(["a", "b"], lambda part: None, done.append, 2)
+    >>> done
+    ['a', 'b']
+    """
+    pool = _pool(threads - 1, os.getpid())
+    prepared = [pool.submit(prepare, part) for part in parts]
+    try:
+        for part, begun in zip(parts, prepared, strict=True):
+            if begun.cancel():
+                prepare(part)
+            else:
+                begun.result()
+            finish(part)
+    finally:
+        for running in [begun for begun in prepared if not begun.cancel()]:  # all cancelled before any is waited for
+            running.exception()
 
 
 @lru_cache(maxsize=8)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from mp_reference.numerics.arguments import RandomBits, carried, output_for, random_bits_for, require_threads
-from mp_reference.numerics.crew import share
+from mp_reference.numerics.crew import relay, share
 from mp_reference.numerics.rounding_kernels import kernel_for
 from mp_reference.numerics.workspace import BUFFER_BYTES, CHUNK, borrowed
 from mp_reference.spec.formats import require_format
@@ -37,6 +37,8 @@ ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 
 _WORTH_SHARING = 2**23
+_SHARED = 2**20  # elements of a part: what a cache misses costs less than waiting for the interpreter
+_RELAYED = 24  # chunks of a part
 _CARRIERS = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # ``name`` takes two microseconds
 
 
@@ -165,15 +167,36 @@ def _run_flat(
     threads: int,
 ) -> None:  # fmt: skip
     """Chunk by chunk, by several threads where that pays; they cannot share a generator."""
+    in_place = x is out
     if x.ndim != 1:
-        x, out = x.reshape(-1), out.reshape(-1)
+        out = out.reshape(-1)
+        x = out if in_place else x.reshape(-1)
         bits = bits.reshape(-1) if isinstance(bits, np.ndarray) else bits
-    if threads == 1 or x.size < _WORTH_SHARING or isinstance(bits, np.random.Generator):
-        chunk = BUFFER_BYTES // out.itemsize
-        _run_chunks(kernel, x, out, bits, width, chunk, range(0, x.size, chunk))
+    several = threads > 1 and x.size >= _WORTH_SHARING and not isinstance(bits, np.random.Generator)
+    chunk = BUFFER_BYTES // out.itemsize
+    if several and kernel.long_calls:
+        share(range(0, x.size, _SHARED), partial(_run_chunks, kernel, x, out, bits, width, _SHARED), threads)
+    elif several and not in_place:
+        _run_relayed(kernel, x, out, bits, width, chunk, threads)
     else:
-        run = partial(_run_chunks, kernel, x, out, bits, width, kernel.shared_chunk)
-        share(range(0, x.size, kernel.shared_chunk), run, threads)
+        _run_chunks(kernel, x, out, bits, width, chunk, range(0, x.size, chunk))
+
+
+def _run_relayed(
+    kernel: Kernel, x: NDArray[Any], out: NDArray[Any], bits: NDArray[Any] | np.random.Generator | None, width: int,
+    chunk: int, threads: int,
+) -> None:  # fmt: skip
+    """Chunk by chunk on this thread, in the result, while helpers copy there what comes next."""
+    length = _RELAYED * chunk
+
+    def copy(start: int) -> None:
+        np.copyto(out[start : start + length], x[start : start + length])
+
+    def finish(start: int) -> None:
+        stop = min(start + length, out.size)
+        _run_chunks(kernel, out, out, bits, width, chunk, range(start, stop, chunk))
+
+    relay(range(0, out.size, length), copy, finish, threads)
 
 
 @np.errstate(all="ignore")
@@ -182,11 +205,12 @@ def _run_chunks(
     chunk: int, starts: Iterable[int],
 ) -> None:  # fmt: skip
     """The chunks that start where ``starts`` says."""
+    copies = kernel.in_place and x is not out and x.size > chunk
     with borrowed(out.dtype, chunk) as work:
         for start in starts:
             here = slice(start, start + chunk)
             part, target = x[here], out[here]
-            if kernel.in_place and x.size > chunk:
+            if copies:
                 np.copyto(target, part)
                 part = target
             random = bits[here] if isinstance(bits, np.ndarray) else _drawn(bits, part.size)

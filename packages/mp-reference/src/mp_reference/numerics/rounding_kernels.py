@@ -76,9 +76,8 @@ def kernel_for(
 class Kernel(ABC):
     """What every kernel shares: the constants of a format in a carrier, and the rules past its ends."""
 
-    shared_chunk = 2**17
-    """Elements a chunk where threads share an array: each waits for the interpreter at every ufunc call, so that calls
-    must be long; but three buffers, or four, must fit the second-level cache."""
+    long_calls = False
+    """Whether few buffers are needed, so that chunks may be long and threads seldom wait for the interpreter."""
 
     in_place = False
     """Whether chunks of long arrays are copied to where results go, and rounded there: less cache, fewer waits."""
@@ -205,7 +204,7 @@ class NearestKernel(ScaledKernel):
     def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: str, carrier: str) -> None:
         super().__init__(fmt, rounding, overflow, flush, carrier)
         if rounding == "nearest-even":  # the other one writes there at once
-            self.in_place, self.shared_chunk = True, 2**18
+            self.in_place = True
         self.above = self.real(1.5 * 2.0 ** (self.stored_bits - fmt.mantissa_bits))
         self.may_vanish = self.real(fmt.min_subnormal / 2).view(self.unsigned)
         self.least_normal = self.min_normal.view(self.unsigned)
@@ -323,7 +322,7 @@ class WidenedKernel(Kernel):
 class PatternKernel(Kernel):
     """Round the float32 pattern as an integer: the carry into the exponent is the next binade, at the top infinity."""
 
-    shared_chunk = 2**19  # one buffer: what a cache misses costs less than waiting
+    long_calls = True
 
     def __init__(self, fmt: FloatFormat, rounding: str, overflow: str, flush: str, carrier: str) -> None:
         super().__init__(fmt, rounding, overflow, flush, carrier)

@@ -23,28 +23,41 @@ _LINE = 64
 ufunc with three buffers."""
 
 
+class _Buffer:
+    """A buffer of a workspace, made when first used; found in the instance from then on."""
+
+    def __init__(self, dtype: Any = None) -> None:
+        self.dtype = dtype and np.dtype(dtype)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, work: Any, owner: type | None = None) -> NDArray[Any]:
+        if work.whole is None:
+            buffer = _aligned(work.size, self.dtype or work.dtype)
+        else:
+            buffer = getattr(work.whole, self.name)[: work.size]
+        setattr(work, self.name, buffer)
+        return buffer
+
+
 class Workspace:
-    """The scratch buffers of one call, each ``size`` elements; pages that no kernel touches cost nothing."""
+    """The scratch buffers of one call, each ``size`` elements."""
 
-    __slots__ = ("carried", "index", "mask", "part", "power", "scale", "scaled", "second_mask", "wide")
+    power, scale, scaled, carried = _Buffer(), _Buffer(), _Buffer(), _Buffer()
+    mask, second_mask = _Buffer(np.bool_), _Buffer(np.bool_)
+    wide, index = _Buffer(np.float64), _Buffer(np.intp)
 
-    def __init__(self, size: int, dtype: np.dtype[Any]) -> None:
-        self.power, self.scale, self.scaled, self.carried = (_aligned(size, dtype) for _ in range(4))
-        self.mask, self.second_mask = _aligned(size, np.dtype(np.bool_)), _aligned(size, np.dtype(np.bool_))
-        self.wide = _aligned(size, np.dtype(np.float64))
-        self.index = self.wide.view(np.intp)[:size]  # no kernel uses both
+    def __init__(self, size: int, dtype: np.dtype[Any], whole: Workspace | None = None) -> None:
+        self.size, self.dtype, self.whole = size, dtype, whole
         self.part: Workspace | None = None
 
     def first(self, size: int) -> Workspace:
         """The same buffers cut to ``size`` elements; the last cut is kept, as calls of one size come in rows."""
-        if size == self.mask.size:
+        if size == self.size:
             return self
-        if self.part is None or self.part.mask.size != size:
-            part = object.__new__(Workspace)
-            for name in ("carried", "index", "mask", "power", "scale", "scaled", "second_mask", "wide"):
-                setattr(part, name, getattr(self, name)[:size])
-            part.part = None
-            self.part = part
+        if self.part is None or self.part.size != size:
+            self.part = Workspace(size, self.dtype, self)
         return self.part
 
 
