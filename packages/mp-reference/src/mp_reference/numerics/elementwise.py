@@ -97,6 +97,8 @@ def once(name: str, rounding: Rounding, *arrays: ArrayLike) -> NDArray[Any]:
     odd = partial(
         ODD[name], downward=rounding == "toward-negative", precision=fmt.mantissa_bits + 1, unit=fmt.min_subnormal
     )
+    if name == "fma":
+        odd = partial(odd, overwrite=True)
     narrow = fmt.mantissa_bits <= FP16.mantissa_bits and fmt.exponent_bits <= FP16.exponent_bits
     run = _through_float32 if narrow else _through_float64
     run(odd, fmt, rounding, values, out)
@@ -156,47 +158,56 @@ def _through_float64(
 ) -> None:
     """The operation in float64 to odd, then the one rounding; every format so wide has NaN."""
     size = min(CHUNK // 2, max(out.size, 1))
-    read, finish = decoder_for(fmt), _finisher(fmt, rounding)
-    assert read is not None
-    narrow = np.empty(size, np.float32)
+    carriers = [np.empty(size) for _ in values]
     with (
         chunks_of(values, out, size) as walk,
         np.errstate(all="ignore"),
         borrowed(np.float32) as work,
         borrowed(np.float64) as wide_work,
     ):
+        read, finish = _widener(fmt, size), _finisher(fmt, rounding, size, work, wide_work)
         for *operands, target in walk:
-            carrier = narrow[: target.size]
-            wide = []
-            for codes in operands:
-                if fmt == FP32:
-                    wide.append(codes.view(np.float32).astype(np.float64))
-                else:
-                    read(codes, carrier)
-                    wide.append(carrier.astype(np.float64))
-            finish(compute(*wide), target, carrier, work.first(target.size), wide_work.first(target.size))
+            here = carriers if target.size == size else [wide[: target.size] for wide in carriers]
+            for codes, wide in zip(operands, here, strict=True):
+                read(codes, wide)
+            finish(compute(*here), target)
 
 
-def _finisher(fmt: FloatFormat, rounding: Rounding) -> Any:
-    """What rounds float64 results into codes: by way of float32, to odd where it matters; for fp32 itself at once."""
-    if fmt == FP32 and rounding == "nearest-even":
-        return _narrowed
+def _widener(fmt: FloatFormat, size: int) -> Any:
+    """What makes float64 numbers of ``size`` codes or fewer."""
     if fmt == FP32:
-        round_wide = kernel_for(fmt, rounding, "ieee", "", "float64")
+        return lambda codes, wide: np.copyto(wide, codes.view(np.float32))
+    read, carrier = decoder_for(fmt), np.empty(size, np.float32)
+    assert read is not None
 
-        def in_float64(odd: NDArray[Any], target: NDArray[Any], _: Any, __: Any, wide_work: Workspace) -> None:
-            round_wide(odd, odd, wide_work, None, 0)
-            np.copyto(target.view(np.float32), odd, casting="same_kind")
+    def by_float32(codes: NDArray[Any], wide: NDArray[Any]) -> None:
+        narrow = carrier[: codes.size]
+        read(codes, narrow)
+        np.copyto(wide, narrow)
 
-        return in_float64
-    write = encoder_for(fmt, rounding)
+    return by_float32
+
+
+def _finisher(fmt: FloatFormat, rounding: Rounding, size: int, work: Workspace, wide_work: Workspace) -> Any:
+    """What rounds float64 results into codes: by way of float32, to odd where it matters; for fp32 itself at once."""
+    if fmt == FP32:
+        round_wide = None if rounding == "nearest-even" else kernel_for(fmt, rounding, "ieee", "", "float64")
+
+        def at_once(odd: NDArray[Any], target: NDArray[Any]) -> None:
+            if round_wide is not None:
+                round_wide(odd, odd, wide_work, None, 0)
+            np.copyto(target.view(np.float32), odd, casting="same_kind")  # to nearest even on every machine
+
+        return at_once
+    write, carrier = encoder_for(fmt, rounding), np.empty(size, np.float32)
     assert write is not None
     low = np.uint32((1 << (22 - fmt.mantissa_bits)) - 1)  # zero in the numbers of the format and their midpoints
 
-    def by_float32(odd: NDArray[Any], target: NDArray[Any], carrier: NDArray[Any], work: Workspace, _: Any) -> None:
-        np.copyto(carrier, odd, casting="same_kind")
-        _step_to_odd(carrier, odd, low)
-        write(carrier, target, work)
+    def by_float32(odd: NDArray[Any], target: NDArray[Any]) -> None:
+        narrow = carrier[: odd.size]
+        np.copyto(narrow, odd, casting="same_kind")
+        _step_to_odd(narrow, odd, low)
+        write(narrow, target, work.first(odd.size))
 
     return by_float32
 
@@ -210,8 +221,3 @@ def _step_to_odd(narrow: NDArray[np.float32], wide: NDArray[np.float64], low: np
             exact, rounded = wide[short], narrow[short]
             step = np.where(np.isnan(exact), 0, np.where(np.abs(exact) > np.abs(rounded), 1, -1)).astype(np.int32)
             narrow[short] = (rounded.view(np.int32) + step).view(np.float32)  # from infinity, to the largest
-
-
-def _narrowed(odd: NDArray[Any], target: NDArray[Any], *_: Any) -> None:
-    """float64 to fp32, to nearest even: the cast of every machine."""
-    np.copyto(target.view(np.float32), odd, casting="same_kind")

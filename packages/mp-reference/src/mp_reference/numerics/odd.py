@@ -53,9 +53,11 @@ def _sum_error(total: Wide, a: Wide, b: Wide) -> Wide:
     return np.asarray((a - (total - part)) + (b - part))
 
 
-def _add(a: Wide, b: Wide, *, downward: bool = False, precision: int = 24, unit: float = 0.0) -> Wide:
+def _add(
+    a: Wide, b: Wide, *, downward: bool = False, precision: int = 24, unit: float = 0.0, out: Wide | None = None
+) -> Wide:
     """Where all terms are multiples of ``unit``, sums below ``2**53 * unit`` are exact (2**24 in float32)."""
-    total = np.asarray(a + b)
+    total = np.asarray(np.add(a, b, out=out))
     short = _short(total, precision)
     count = int(np.count_nonzero(short))
     if count and max(total.max(), -total.min()) < unit * 2.0 ** (_STORED_BITS[total.dtype] + 1):
@@ -83,8 +85,9 @@ def _mul(a: Wide, b: Wide, **_: Any) -> Wide:
     return np.asarray(a * b)  # 48 bits, 22 in float32, exponents within the carrier's: exact
 
 
-def _fma(a: Wide, b: Wide, c: Wide, *, downward: bool = False, precision: int = 24, unit: float = 0.0) -> Wide:
-    return _add(np.asarray(a * b), c, downward=downward, precision=precision, unit=unit * min(unit, 1.0))
+def _fma(a: Wide, b: Wide, c: Wide, *, unit: float = 0.0, overwrite: bool = False, **how: Any) -> Wide:
+    product, total = (a, b) if overwrite else (None, None)
+    return _add(np.asarray(np.multiply(a, b, out=product)), c, unit=unit * min(unit, 1.0), out=total, **how)
 
 
 def _div(a: Wide, b: Wide, *, precision: int = 24, **_: Any) -> Wide:
@@ -132,5 +135,6 @@ ODD: dict[str, Any] = {
 """The operations by name: arrays of one carrier in, the same out, as the module says.
 
 Keywords: ``downward``, the sign rule of rounding toward-negative for exact zero sums; ``precision``, the significant
-bits of the format that the result will be rounded to, 24 unless given; ``unit``, of which all operands are multiples.
+bits of the format that the result will be rounded to, 24 unless given; ``unit``, of which all operands are multiples;
+fma's ``overwrite``, whether it may use its factors as scratch memory, which fits the caches better.
 """
