@@ -1,9 +1,8 @@
 """What a second thread is worth in rounding long arrays, and in products with an fp32 accumulator.
 
 Prints a line for each format and rounding: milliseconds of one thread, and how many times as fast two are, first into a
-new array, then into one that was written before (``out=``). Wall time, medians, one and two in turn in one process; it
-says something only where two cores are idle, and of products only where BLAS is told to use one thread
-(``OPENBLAS_NUM_THREADS=1``). ``python benchmarks/threads.py [elements] [repeats]``.
+new array, then into one that was written before (``out=``). Wall time, medians, one and two in turn in one process with
+BLAS on one thread; two idle cores are needed. ``python benchmarks/threads.py [elements] [repeats]``.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from matmul import on_one_thread
 
 import mp_reference as mp
 from mp_reference.numerics.rounding import ROUNDINGS
@@ -57,4 +57,5 @@ def compared(call: Any, repeats: int) -> str:
 
 
 if __name__ == "__main__":
+    on_one_thread()
     main(*map(int, sys.argv[1:]))
