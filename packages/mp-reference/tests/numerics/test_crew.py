@@ -142,7 +142,7 @@ def test_nothing_is_prepared_any_more_when_finishing_has_failed():
 
     def finish(part):
         assert started.wait(30)
-        threading.Timer(0.05, running.set).start()
+        threading.Timer(1, running.set).start()  # long after the rest has been cancelled
         raise ValueError(f"of part {part}")
 
     with pytest.raises(ValueError, match="of part 0"):

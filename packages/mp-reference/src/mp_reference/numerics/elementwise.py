@@ -95,10 +95,9 @@ def once(name: str, rounding: Rounding, *arrays: ArrayLike) -> NDArray[Any]:
         _through_float32(partial(_into_first, _UFUNCS[name]), fmt, rounding, values, out)
         return out
     odd = partial(
-        ODD[name], downward=rounding == "toward-negative", precision=fmt.mantissa_bits + 1, unit=fmt.min_subnormal
-    )
-    if name == "fma":
-        odd = partial(odd, overwrite=True)
+        ODD[name], downward=rounding == "toward-negative", precision=fmt.mantissa_bits + 1, unit=fmt.min_subnormal,
+        overwrite=True,
+    )  # fmt: skip
     narrow = fmt.mantissa_bits <= FP16.mantissa_bits and fmt.exponent_bits <= FP16.exponent_bits
     run = _through_float32 if narrow else _through_float64
     run(odd, fmt, rounding, values, out)

@@ -54,8 +54,9 @@ def _sum_error(total: Wide, a: Wide, b: Wide) -> Wide:
 
 
 def _add(
-    a: Wide, b: Wide, *, downward: bool = False, precision: int = 24, unit: float = 0.0, out: Wide | None = None
-) -> Wide:
+    a: Wide, b: Wide, *, downward: bool = False, precision: int = 24, unit: float = 0.0, out: Wide | None = None,
+    **_: Any,
+) -> Wide:  # fmt: skip
     """Where all terms are multiples of ``unit``, sums below ``2**53 * unit`` are exact (2**24 in float32)."""
     total = np.asarray(np.add(a, b, out=out))
     short = _short(total, precision)
@@ -77,17 +78,18 @@ def _add(
     return total
 
 
-def _sub(a: Wide, b: Wide, *, downward: bool = False, precision: int = 24, unit: float = 0.0) -> Wide:
-    return _add(a, -b, downward=downward, precision=precision, unit=unit)
+def _sub(a: Wide, b: Wide, *, overwrite: bool = False, **how: Any) -> Wide:
+    return _add(a, np.negative(b, out=b if overwrite else None), **how)
 
 
-def _mul(a: Wide, b: Wide, **_: Any) -> Wide:
-    return np.asarray(a * b)  # 48 bits, 22 in float32, exponents within the carrier's: exact
+def _mul(a: Wide, b: Wide, *, overwrite: bool = False, **_: Any) -> Wide:
+    """48 bits, 22 in float32, exponents within the carrier's: exact."""
+    return np.asarray(np.multiply(a, b, out=a if overwrite else None))
 
 
 def _fma(a: Wide, b: Wide, c: Wide, *, unit: float = 0.0, overwrite: bool = False, **how: Any) -> Wide:
-    product, total = (a, b) if overwrite else (None, None)
-    return _add(np.asarray(np.multiply(a, b, out=product)), c, unit=unit * min(unit, 1.0), out=total, **how)
+    product = _mul(a, b, overwrite=overwrite)
+    return _add(product, c, unit=unit * min(unit, 1.0), out=b if overwrite else None, **how)
 
 
 def _div(a: Wide, b: Wide, *, precision: int = 24, **_: Any) -> Wide:
@@ -136,5 +138,5 @@ ODD: dict[str, Any] = {
 
 Keywords: ``downward``, the sign rule of rounding toward-negative for exact zero sums; ``precision``, the significant
 bits of the format that the result will be rounded to, 24 unless given; ``unit``, of which all operands are multiples;
-fma's ``overwrite``, whether it may use its factors as scratch memory, which fits the caches better.
+``overwrite``, whether operands may be used as scratch memory, which fits the caches better.
 """
